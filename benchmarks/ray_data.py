@@ -88,7 +88,7 @@ class Learner:
     def ready(self):
         return True
     def take(self, shard, rows, begin):
-        return tell(shard.feeds(self.algorithm)["main"].take(10**9), rows, begin)
+        return tell(etude.ray.data.feeds_of(shard, self.algorithm)["main"].take(10**9), rows, begin)
 learners = [Learner.remote(algorithm.module_spaces()) for _ in range(NUM)]
 ray.get([learner.ready.remote() for learner in learners])
 def run():

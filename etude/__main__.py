@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m etude ...`` is ``etude ...``."""
+"""Run the command line: ``python -m etude ...`` is the same as ``etude ...``."""
 
 from etude.cli.main import main
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the columns of Experience, and the path rule for nested ones.
+"""Names of the columns of Experience, and how columns of nested observations and actions are named.
 
 A nested observation or action is stored as flat columns with path names: ``obs/camera``, ``action/0``. The part before
 the first slash is the column's *root*.
@@ -25,7 +25,7 @@ NEXT_OBS: Final = "next_obs"
 FINAL_OBS: Final = "final_obs"
 
 ENV_ACTION_SPACE: Final = "env_action_space"
-"""No column, but the key of the env's action space in the metadata of recordings whose actions connectors change."""
+"""Not a column: the key of the env's action space in a recording's metadata, if connectors change its actions."""
 LOGP: Final = "logp"
 DIST_INPUTS: Final = "dist_inputs"
 VALUE: Final = "value"
@@ -39,7 +39,7 @@ STEPS_AHEAD: Final = "steps_ahead"
 DISCOUNT: Final = "discount"
 
 LEARNERS: Final = (VALUE, ADVANTAGE, VALUE_TARGET, DISCOUNT)
-"""Columns that the learner's connectors compute. Recorded ones are of the module that acted, or of another tool."""
+"""Columns that the learner's connectors compute. Recorded ones come from the module that acted, or another tool."""
 
 ACTION_MASK: Final = "action_mask"
 """The key of the action mask in a Dict observation: which choices are allowed."""
@@ -86,7 +86,7 @@ def moved(name: str, root: str, new_root: str) -> str:
 
 
 def as_obs(name: str) -> str:
-    """The observation that corresponds to ``name``, if it is one in ``next_obs`` or ``final_obs``; else the same."""
+    """The name of a column under ``next_obs`` or ``final_obs``, moved to ``obs``; other names are unchanged."""
     root = next((root for root in (NEXT_OBS, FINAL_OBS) if is_under(name, root)), None)
     return name if root is None else moved(name, root, OBS)
 

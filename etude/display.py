@@ -41,7 +41,7 @@ def counted(count: int, what: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """A figure in about three digits, with at least one place after the point: ``0.955``, ``3.0``, ``1,234.5``."""
+    """Format a number with about three digits, and at least one after the point: ``0.955``, ``3.0``, ``1,234.5``."""
     is_small = math.isfinite(value) and 0 < abs(value) < 10
     places = min(6, 2 - math.floor(math.log10(abs(value)))) if is_small else 1
     whole, point, part = f"{value:,.{places}f}".partition(".")

@@ -33,7 +33,7 @@ def described(error: BaseException) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs a feature's dependencies, for a message."""
+    """The command that installs the dependencies of an optional feature, for a message."""
     return f"pip install '.[{extra}]' in the clone of Etude, which is on no package index yet"
 
 

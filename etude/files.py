@@ -34,7 +34,7 @@ if sys.platform != "win32":
 # -- atomic writes -------------------------------------------------------------------------------------------------
 
 
-def spare_name(name: str) -> str:
+def temporary_name(name: str) -> str:
     """The hidden name under which a small file is written before it replaces ``name``."""
     return f".{name}.tmp"
 
@@ -51,7 +51,7 @@ def write_atomically(path: "AnyPath", data: bytes) -> None:
     if isinstance(path, RemotePath):
         path.write_bytes(data)
         return
-    aside = path.with_name(spare_name(path.name))
+    aside = path.with_name(temporary_name(path.name))
     with _removed_on_failure(aside):
         aside.write_bytes(data)
         publish(aside, path)
@@ -131,7 +131,7 @@ class Lock:
                 self._file.seek(0)
                 owner = self._file.read(200).decode(errors="replace").strip()
                 self._file.close()
-                raise InUseError(f"process {owner}" if owner else "its lock does not tell which") from None
+                raise InUseError(f"process {owner}" if owner else "an unknown process") from None
             if self.is_there():
                 break
             self._file.close()  # its owner has just removed the file
@@ -273,7 +273,7 @@ class RemotePath:
         self.system, self.inner, self.listing = system, inner.rstrip("/") or inner[:1], listing
         self._url = url.rstrip("/")
 
-    # -- its name ------------------------------------------------------------------------------------------------------
+    # -- names and parts -----------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         """The URL, without credentials."""
@@ -335,7 +335,7 @@ class RemotePath:
         """The fsspec file system that pyarrow's wraps, if there is one."""
         return getattr(getattr(self.system, "handler", None), "fs", None)
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- listing and sizes ---------------------------------------------------------------------------------------------
 
     def listed(self) -> "RemotePath":
         """This path with a new listing of everything under it, made with one request per page.
@@ -491,7 +491,7 @@ class RemotePath:
         if self.is_in_object_store:
             self.put([data])
             return
-        spare = self.parent / spare_name(self.name)
+        spare = self.parent / temporary_name(self.name)
         with _removed_on_failure(spare):
             spare.put([data])
             spare.rename(self)
@@ -504,7 +504,7 @@ class RemotePath:
             yield
         except Exception as error:
             raise DataError(
-                f"{self}: can't be looked at ({first_line(error)}). Is the name right, and do the credentials found "
+                f"{self}: can't be accessed ({first_line(error)}). Is the name right, and do the credentials found "
                 "here (environment, configuration files, the machine's role) allow it? Give others with `filesystem=`."
             ) from error
 
@@ -513,7 +513,7 @@ AnyPath: TypeAlias = Path | RemotePath
 """A local or remote file or folder."""
 
 
-# -- from what users give to paths ---------------------------------------------------------------------------------
+# -- paths, URLs and globs -----------------------------------------------------------------------------------------
 
 
 Systems = dict[str, tuple[Any, str]]
@@ -557,8 +557,8 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     return Path(path) if isinstance(system, LocalFileSystem) else RemotePath(system, path, url)
 
 
-def anchored(path: AnyPath) -> AnyPath:
-    """The same place, wherever the program goes on working later: an env may change the current folder."""
+def absolute_path(path: AnyPath) -> AnyPath:
+    """Make a local path absolute, so that it stays valid if an env changes the current folder."""
     return path.absolute() if isinstance(path, Path) else path
 
 
@@ -572,7 +572,7 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
         known: Open file systems; the one opened for this URL is added, so that many URLs share it.
 
     Raises:
-        DataError: neither of them supports such URLs, or the server can't be reached; or it is a ``reference`` URL.
+        DataError: neither of them supports such URLs, the server can't be reached, or it is a ``reference`` URL.
     """
     if _RUNS_TEMPLATES.search(url):
         raise DataError(
@@ -675,8 +675,8 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
     return list(found)
 
 
-def above_glob(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath | None:
-    """The folder above the first name that a glob leaves open; None if ``where`` is no glob."""
+def glob_base(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath | None:
+    """The folder above the first name with a wildcard; None if ``where`` is not a glob."""
     text = None if isinstance(where, RemotePath) else os.fspath(where)
     if text is None or not glob.has_magic(path_in(text)):
         return None
@@ -731,7 +731,7 @@ def shown(data: Any) -> str:
     return str(data) if isinstance(data, RemotePath) else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-# -- local and remote alike ----------------------------------------------------------------------------------------
+# -- functions for local and remote paths --------------------------------------------------------------------------
 
 
 def relative(path: AnyPath, folder: AnyPath) -> PurePath:
@@ -742,7 +742,7 @@ def relative(path: AnyPath, folder: AnyPath) -> PurePath:
 def visible_files(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
     """The files below ``folder`` whose names match ``pattern``, `in_order`.
 
-    Those are left out whose name, or that of a folder between, begins with ``.`` or ``_``.
+    A file is left out if its name, or that of a folder between, begins with ``.`` or ``_``.
     """
     found: list[Any] = [path for path in folder.rglob(pattern) if path.is_file()]
     return in_order(path for path in found if not any(part[0] in "._" for part in relative(path, folder).parts))
@@ -758,10 +758,10 @@ def in_order(paths: Iterable[AnyPath]) -> list[AnyPath]:
     return sorted(paths, key=key)
 
 
-def in_arrow(path: AnyPath) -> tuple[Any, Any]:
-    """A path and its file system (None for this machine) as pyarrow's functions take them.
+def arrow_path(path: AnyPath) -> tuple[Any, Any]:
+    """A path and its file system (None for this machine) for pyarrow's functions.
 
-    They would take a relative path such as ``s3:/x`` for a URL.
+    Local paths are made absolute, because pyarrow would take a relative one such as ``s3:/x`` for a URL.
     """
     return (path.inner, path.system) if isinstance(path, RemotePath) else (path.absolute(), None)
 
@@ -802,7 +802,7 @@ def names_in(folder: AnyPath) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if is_there else []
 
 
-def aside_of(path: AnyPath) -> Path:
+def temporary_path(path: AnyPath) -> Path:
     """A new local path at which to write a large file before `publish_at` moves it to ``path``.
 
     It is beside ``path`` if that is local. No two writers get the same path.
@@ -815,7 +815,7 @@ def aside_of(path: AnyPath) -> Path:
 
 
 def publish_at(aside: Path, path: AnyPath) -> None:
-    """Put the finished file ``aside`` (see `aside_of`) at ``path`` atomically.
+    """Put the finished file ``aside`` (see `temporary_path`) at ``path`` atomically.
 
     Raises:
         FileExistsError: ``path`` is local and exists; ``aside`` is still there.

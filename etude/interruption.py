@@ -30,9 +30,9 @@ MERGED: Final = 0.05
 SILENCE: Final = 2.0
 """A process that sends its guard nothing for this many seconds is not alive."""
 PARENT: Final = 0.25
-"""Seconds between two looks at whether the parent process is still there."""
+"""Seconds between two checks of whether the parent process still exists."""
 GUARD_MERGED: Final = 0.25
-"""As `MERGED`, for the guard."""
+"""Like `MERGED`, but in the guard process."""
 
 ALIVE: Final = 0xFE
 SAVING: Final = 0xFF
@@ -44,7 +44,7 @@ KILLED: Final = (
 )
 
 INTERRUPTED: Final = 130
-"""The exit code."""
+"""The exit code of an interrupted run."""
 
 _NUDGE: Final = getattr(signal, "SIGURG", None)  # ignored by default, so it is free to use
 _INTERRUPTIBLE: set[CodeType] = set()
@@ -55,7 +55,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interruptible(function: F) -> F:
-    """Mark a function that may be left at any point, because the state in checkpoints stays consistent meanwhile."""
+    """Mark a function that may be left at any point, because the state in checkpoints stays consistent throughout."""
     _INTERRUPTIBLE.add(function.__code__)
     return function
 
@@ -97,8 +97,8 @@ class Signals:
         self.conclude: Callable[[], int] | None = None
         """Saves and reports, and returns the exit code. The watching thread calls it if the main thread is stuck."""
         self.stuck: str | None = None
-        """Printed if the process is ended by force because the run hangs where it can't be saved. None: it is waited
-        for."""
+        """Printed if the process is ended by force because the run hangs where it can't be saved. None: wait for it
+        instead."""
         self._event = threading.Event()
         self._first_at = self._second_at = 0.0  # when the main thread received them
         self._lock = threading.Lock()  # held by the thread that concludes
@@ -118,7 +118,7 @@ class Signals:
 
     @contextlib.contextmanager
     def concluding(self) -> Iterator[None]:
-        """A block in which the main thread saves and is not interrupted. Afterwards it may be ended by force."""
+        """A context in which the main thread saves and is not interrupted. Afterwards, it may be ended by force."""
         with self._lock:
             self._tell(SAVING)
             yield
@@ -232,11 +232,11 @@ class Signals:
 
 
 class Guard:
-    """Starts the process `guard`, which receives signals at once, even while C code holds Python's lock.
+    """Starts the guard process (see `guard`), which receives signals even while C code holds Python's lock.
 
     Args:
-        handlers: The signal handlers for forked processes, which do not save.
-        watch: Run by a thread until the guard is closed.
+        handlers: The signal handlers to restore in forked processes, which do not save.
+        watch: A function that a thread runs until the guard is closed.
     """
 
     def __init__(self, handlers: dict[int, Any], watch: "Callable[[Guard], None]") -> None:
@@ -276,7 +276,7 @@ class Guard:
         with contextlib.suppress(OSError):  # it has ended
             os.write(self._told, bytes([what]))
 
-    def let_go(self) -> None:
+    def release_cluster(self) -> None:
         """In a forked process: restore the default signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
@@ -299,7 +299,7 @@ _GUARDS: list[Guard] = []
 
 def _in_child() -> None:
     for guard in _GUARDS:
-        guard.let_go()
+        guard.release_cluster()
     _GUARDS.clear()
 
 
@@ -321,11 +321,12 @@ def _say(text: str) -> None:
 
 
 def guard() -> None:
-    """The guard process: serve until the other process, its parent, has ended.
+    """Run the guard process, until its parent has ended.
 
-    It gets the same signals through its standard input, and forwards them to a thread of the parent, which from then on
-    reports that it is alive. If the parent stops reporting, because C code holds Python's lock, the guard kills it: the
-    number of seconds in the argument after the first signal, or soon after the second one; but not while it saves.
+    It gets the parent's signals through its standard input, and forwards them to a thread of the parent, which then
+    regularly reports that it is alive. If the reports stop, because C code holds Python's lock, the guard kills the
+    parent: as many seconds after the first signal as its command-line argument says, or soon after the second signal,
+    but not while the parent saves.
     """
     parent, patience = os.getppid(), float(sys.argv[1])
     ending = {int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
@@ -359,9 +360,9 @@ if __name__ == "__main__":
 
 
 def when_parent_ends(do: Callable[[], Any], parent: int | None = None) -> None:
-    """Call ``do`` in a thread when this process has another parent than ``parent``, the present one by default.
+    """Call ``do`` in a thread once this process has another parent than ``parent``, by default the current one.
 
-    With ``os._exit``, a process ends whatever its threads wait for: at its exit, Python waits for threads.
+    To end the process, ``do`` should call ``os._exit``: a normal exit would wait for other threads.
     """
     before = os.getppid() if parent is None else parent
 

@@ -2,9 +2,9 @@
 """Settings: frozen, keyword-only dataclasses that check names and types and have a docstring for every field.
 
 Settings may be nested. A nested setting can be given by its path, such as ``optimizer.grad_clip``, or by its own name
-if no other setting of the whole has that name: ``PPOConfig(grad_clip=1.0)`` changes this one setting and keeps the
-others of ``optimizer``. Files and flags follow the same rule. A class may give a field a longer own name in
-``own_names`` where the field's name says too little: ``evaluation.interval`` is ``evaluation_interval``.
+if no other setting in the whole tree has that name: ``PPOConfig(grad_clip=1.0)`` changes this one setting and keeps the
+others of ``optimizer``. Files and flags follow the same rule. If a field's name alone would be unclear, its class gives
+it a longer own name in ``own_names``: that of ``evaluation.interval`` is ``evaluation_interval``.
 """
 
 import ast
@@ -45,16 +45,16 @@ C = TypeVar("C")
 
 
 class Rule(NamedTuple):
-    """What a setting must be, besides its type; a part of its annotation: ``Annotated[int, Rule(is_even, "even")]``.
+    """A condition on a setting besides its type, given in its annotation: ``Annotated[int, Rule(is_even, "even")]``.
 
-    With an annotation of several types, the rule is about values of its own: ``IntFrom1 | None`` may be None. A
-    subclass that annotates the setting again, for another default, keeps the rule.
+    In a union, the rule applies only to values of its own type: ``IntFrom1 | None`` may be None. A subclass that
+    annotates the setting again, for another default, keeps the rule.
     """
 
     holds: Callable[[Any], bool]
     """Whether a value of the annotated type is allowed."""
     words: str
-    """What it must be, as in "at least 1"."""
+    """The condition in words, such as "at least 1"."""
 
 
 IntFrom0 = Annotated[int, Rule(lambda value: value >= 0, "at least 0")]
@@ -67,26 +67,26 @@ FloatFrom1 = Annotated[float, Rule(lambda value: value >= 1, "at least 1")]
 """A float that is at least 1."""
 FloatAbove0 = Annotated[float, Rule(lambda value: value > 0, "above 0")]
 """A float that is above 0."""
-Fraction = Annotated[float, Rule(lambda value: 0 <= value <= 1, "between 0 and 1")]
+UnitInterval = Annotated[float, Rule(lambda value: 0 <= value <= 1, "between 0 and 1")]
 """A float from 0 to 1, both included."""
 Rate = Annotated[float, Rule(lambda value: 0 < value <= 1, "above 0 and at most 1")]
 """A float above 0 and at most 1."""
 Port = Annotated[int, Rule(lambda value: 0 <= value < 1 << 16, "from 0 to 65535")]
-"""A port to listen at; 0 is any that is free."""
+"""A port to listen on; 0 is any free one."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[C]) -> type[C]:
     """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields whose types are checked.
 
-    Its constructor raises a SettingsError for an unknown name (with the nearest valid one), a missing value, or a value
-    of the wrong type or that breaks the `Rule` of its annotation, such as `IntFrom1`. Lists are accepted for tuples,
-    and ints for floats. Nested settings may be given by their own names (see `own_paths`), also to
+    Its constructor raises a SettingsError for an unknown name (the message has the nearest valid one), a missing value,
+    a value of the wrong type, or a value that breaks the `Rule` of its annotation, such as `IntFrom1`. Lists are
+    accepted for tuples, and ints for floats. Nested settings may be given by their own names (see `own_paths`), also to
     `dataclasses.replace`.
 
     Raises:
-        SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect; or
-            a field of its own has the name of a nested setting of its base class, which it would hide.
+        SettingsError: ``cls`` changes the default of an inherited field without an annotation, which would have no
+            effect; or one of its fields has the name of a nested setting of its base class, which it would hide.
     """
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
     if made.__repr__ is object.__repr__:
@@ -183,7 +183,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _rules(cls: type) -> dict[str, tuple[Any, Rule, str]]:
-    """The rules of the settings of ``cls``, by name: the type that it is about, the rule, and what else is allowed."""
+    """The rules of ``cls`` by setting: the type to which the rule applies, the rule, and the other types allowed."""
     found = {}
     for base in reversed(cls.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
@@ -209,7 +209,7 @@ def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     whole = {name: value for name, value in given.items() if name not in own}
     _refuse_unknown(cls, whole, owner)
     found = {name: fitting(hints[name], value, f"{owner}.{name}") for name, value in whole.items()}
-    inner = placed(cls, {name: value for name, value in given.items() if name in own}, owner)
+    inner = nested_by_name(cls, {name: value for name, value in given.items() if name in own}, owner)
     known = defaults(cls) if inner else {}
     for name, changes in inner.items():
         before = found.get(name, known.get(name))
@@ -286,10 +286,10 @@ def own_paths(cls: type) -> dict[str, tuple[str, ...]]:
     return {leaf.own_name: leaf.path for leaf in leaves if len(leaf.path) > 1 and times[leaf.own_name] == 1}
 
 
-def placed(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def nested_by_name(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """``values`` of ``cls``, with those given by their own names moved into the settings that contain them.
 
-    If ``values`` has the containing settings as an object, it becomes a mapping; values given by own name win.
+    If ``values`` has the containing settings as an object, it becomes a mapping; values given by own name override it.
 
     Raises:
         SettingsError: a setting is given both by its own name and by its path.
@@ -334,7 +334,7 @@ def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
 
 
 def _with_nested(cls: type, given: Mapping[str, Any], before: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Values of ``cls`` with settings in place of mappings, which change those in ``before`` if there are any."""
+    """Turn mappings in ``given`` into settings, based on those in ``before`` if there are any, else on defaults."""
     found = dict(given)
     for name, inner in settings_inside(cls).items():
         if isinstance(changes := given.get(name), Mapping):
@@ -390,12 +390,15 @@ def defaults(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _other_libraries() -> dict[str, Any]:
-    """What settings are called in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, for messages.
+    """The names of settings in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, for messages.
 
-    The contents of ``other_names.json``: ``names``, by Etude's name the names elsewhere; ``other_values``, names here
-    or elsewhere of settings whose values have another meaning elsewhere, so that they are not copied; ``elsewhere``,
-    what to use instead of settings that are none here; ``differences``, by Etude's name how theirs differ, by their
-    names.
+    These are the contents of ``other_names.json``:
+
+    - ``names``: for each of Etude's settings, its names in other libraries;
+    - ``other_values``: names, here or elsewhere, of settings whose values mean something else there, so that they must
+      not be copied;
+    - ``elsewhere``: for other libraries' settings that do not exist here, what to use instead;
+    - ``differences``: for each of Etude's settings, by other libraries' names, how those differ.
     """
     return dict(json.loads(Path(__file__).with_name("other_names.json").read_text(encoding="utf-8")))
 
@@ -407,12 +410,13 @@ def other_names(name: str) -> list[str]:
 
 
 def has_other_values(*names: str) -> bool:
-    """Whether one of these settings, here or in another library, has values of another meaning there."""
+    """Whether the values of one of these settings mean something else in another library."""
     return not {*_other_libraries()["other_values"].split()}.isdisjoint(names)
 
 
 def pointer(name: str, ours: str, about: str, *, is_same: bool) -> str:
-    """A sentence that points from an unknown ``name`` to Etude's; ``is_same``: it is another library's for that."""
+    """A sentence that names Etude's setting for an unknown ``name``. ``is_same``: ``name`` is another library's name of
+    this setting, and not only similar."""
     name, known = name.replace("-", "_"), _other_libraries()["differences"]
     differs = known.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
     how = next((f" {text.format(name)}." for names, text in differs.items() if name in names.split()), "")
@@ -457,7 +461,7 @@ def shown(value: Any) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The most similar of ``names``, in any case, or None if none is similar."""
 
-    def likeness(own: str) -> tuple[float, bool, str]:  # of versions that are alike, the latest
+    def likeness(own: str) -> tuple[float, bool, str]:  # the name itself is last: among equals, the latest version wins
         return difflib.SequenceMatcher(None, own.lower(), name.lower()).ratio(), own[:1] == name[:1], own
 
     best = max(names, key=likeness, default=None)
@@ -465,13 +469,13 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """The end of an error message that has listed ``names``: which of them is the nearest; empty if none is similar."""
+    """The end of an error message that lists ``names``: the nearest of them to ``name``; empty if none is similar."""
     near = nearest(name, names)
     return f" Nearest: `{near}`." if near else ""
 
 
 def choice(name: str, names: Iterable[str]) -> str:
-    """The end of an error message about a wrong name: the nearest of ``names``, all of them, or that there are none."""
+    """The end of an error message about a wrong name: the nearest of ``names`` if it is very similar, else all."""
     names = list(names)
     near = nearest(name, names)
     if near is not None and near[0].lower() == name[:1].lower() and abs(len(near) - len(name)) <= 1:
@@ -480,7 +484,7 @@ def choice(name: str, names: Iterable[str]) -> str:
 
 
 def warn_of_misspelt(cls: type, hooks: Collection[str]) -> None:
-    """Warn of methods of a user's class that almost have the name of one of ``hooks``, as nothing calls them."""
+    """Warn of methods of a user's class whose names are almost those of ``hooks``, because nothing would call them."""
     if cls.__module__.startswith("etude."):
         return
     own = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
@@ -509,13 +513,13 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
     """Check names and types of some settings of ``cls``; numbers and booleans given as text are converted.
 
-    Nested settings may be mappings and remain mappings; settings given by their own names are moved there. A plain
+    Nested settings may be mappings, and remain mappings; settings given by their own names are moved into them. A plain
     value for nested settings sets their ``main_setting``: ``workers: 2`` is ``workers: {num_workers: 2}``.
 
     Raises:
         SettingsError: as in `from_dict`, but values may be missing.
     """
-    values = placed(cls, values, owner)
+    values = nested_by_name(cls, values, owner)
     _refuse_unknown(cls, values, owner)
     hints, inside = _hints(cls), settings_inside(cls)
     found: dict[str, Any] = {}
@@ -552,12 +556,12 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_rules(settings: Any, path: str = "", /, **rules: tuple[bool, str]) -> None:
-    """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``.
+    """Raise a SettingsError for the first setting that breaks its rule.
 
     Args:
         settings: The settings.
         path: The path of ``settings`` in the outermost settings, such as ``optimizer``.
-        rules: By field name.
+        rules: ``(is_fine, what_it_must_be)`` by field name.
     """
     for name, (fine, rule) in rules.items():
         if not fine:
@@ -566,12 +570,12 @@ def check_rules(settings: Any, path: str = "", /, **rules: tuple[bool, str]) -> 
 
 
 def check_arguments(owner: str, **arguments: tuple[Any, Any]) -> None:
-    """Check the arguments of a function or class that is no settings class: ``name=(annotation, value)``.
+    """Check the arguments ``name=(annotation, value)`` of a function, or of a class that is not a settings class.
 
     Unlike a setting, a float may be infinite if its rule allows it.
 
     Raises:
-        SettingsError: one is of another type, or breaks the rule of its annotation.
+        SettingsError: an argument has another type, or breaks the rule of its annotation.
     """
     for name, (hint, value) in arguments.items():
         kind, *rules = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -598,7 +602,7 @@ def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
         hint: The annotation.
         value: The value.
         name: The setting's name in messages.
-        text: Numbers and booleans may be given as text.
+        text: Whether numbers and booleans may be given as text.
 
     Raises:
         SettingsError: the value is of another type.
@@ -606,7 +610,7 @@ def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
     fine, result = _fit(hint, value, text)
     if not fine or foreign_env(value):
         finite = " that is finite" if str(value).lstrip("-") in ("inf", "nan") else ""
-        truth = ": not yes or no" if _holds_truth(value) else ""
+        truth = ", not true or false" if _holds_truth(value) else ""
         raise SettingsError(f"{name} is {value!r}, expected {_in_words(hint)}{finite}{truth}.{_advice(hint, value)}")
     return result
 
@@ -630,7 +634,7 @@ def _advice(hint: Any, value: Any) -> str:
 
 
 def foreign_env(value: Any) -> str:
-    """What to give instead of a vector env of another library; empty for anything else."""
+    """A hint on what to give instead of another library's vector env; empty for any other value."""
     names = {cls.__name__ for cls in type(value).__mro__}
     if "VecEnv" in names:
         return (
@@ -699,7 +703,7 @@ def _fit_number(hint: Any, value: Any, text: bool) -> tuple[bool, Any]:
 
 
 def _numbers(value: Any) -> Any:
-    """The words of ``64,64``, ``[64, 64]`` or a list of such texts; any other ``value`` as it is."""
+    """The numbers, as texts, in ``64,64``, ``[64, 64]`` or a list of such texts; any other ``value`` unchanged."""
     words = [value] if isinstance(value, str) and re.search(r"[\s,\[(]", value) else value
     if isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words):
         return re.findall(r"[^\s,\[\]()]+", " ".join(words))
@@ -707,7 +711,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _number(text: str) -> Any:
-    """The number that the text says, or the text itself."""
+    """Convert a text to a number; return the text itself if it is none."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -29,7 +29,7 @@ MOST_NUMBERS: Final = 2**27
 """The most numbers in one value of a space read from a file, so that a broken file can't exhaust the memory."""
 
 MOST_LEVELS: Final = 64
-"""The most levels of Dicts and Tuples inside each other."""
+"""The maximum nesting depth of Dicts and Tuples."""
 
 _ROUNDING: Final = 1e-5
 """How far a float may be outside a bound of its Box, relative to it: envs make rounding errors."""
@@ -98,7 +98,7 @@ class NamedDiscrete(spaces.Discrete):
 class NamedVector:
     """Base class of spaces of vectors whose numbers have names, such as those of the columns of a table.
 
-    Such a space equals the same one without names, but not one that has its names in another order.
+    Such a space equals the same space without names, but not one with the same names in another order.
     """
 
     names: tuple[str, ...]
@@ -151,7 +151,7 @@ class NamedMultiBinary(NamedVector, spaces.MultiBinary):
 
 
 def with_names(space: Space, names: Sequence[str]) -> Space:
-    """``space`` with names of its numbers, if it is a space of vectors of as many numbers; else itself."""
+    """``space`` with ``names`` for its numbers, if it is a space of vectors of that length; else ``space`` itself."""
     if not names or space.shape != (len(names),):
         return space
     if isinstance(space, spaces.Box):
@@ -285,8 +285,8 @@ def leaf_shape(space: Space) -> tuple[int, ...]:
 def channels_come_first(leaf: Space) -> bool:
     """Whether the first axis of a Box with three axes holds the channels of an image; otherwise the last one does.
 
-    `with_channels` may have said so. Else channels are the axis beside two equal ones; if that says nothing, the last,
-    or the first if that is shorter.
+    If `with_channels` did not set it, two equal neighbouring axes are taken as height and width. If there are none, or
+    all three are equal, channels are the first axis if it is shorter than the last, else the last.
     """
     known: bool | None = getattr(leaf, _CHANNELS_FIRST, None)
     if known is not None:
@@ -299,8 +299,7 @@ _CHANNELS_FIRST: Final = "_etude_channels_first"
 
 
 def with_channels(made: Space, *, first: bool) -> Space:
-    """The same space, which says from now on where images of its own shape have their channels; see
-    `channels_come_first`."""
+    """Set which axis of ``made``, a space of images, holds the channels, and return it; see `channels_come_first`."""
     setattr(made, _CHANNELS_FIRST, first)
     return made
 
@@ -471,7 +470,7 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
 def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
     dtype = np.dtype(name if isinstance(name, str) else "")
     if dtype.kind not in kinds:
-        raise ValueError(f"{name!r} is no dtype of such a space")
+        raise ValueError(f"the dtype {name!r} is not possible for such a space")
     return dtype
 
 
@@ -497,7 +496,7 @@ def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 
 def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
-    """Raise a SpaceError if the value ``name`` has not the shape of its simple space, or does not fit its dtype."""
+    """Raise a SpaceError if the value ``name`` does not have the shape of its simple space, or fit its dtype."""
     shape, dtype = leaf_shape(leaf), leaf_dtype(leaf)
     if array.shape != shape:
         raise SpaceError(f"`{name}` has shape {array.shape}, but its space {in_words(leaf)} has shape {shape}.")
@@ -540,7 +539,7 @@ def check_value(space: Space, value: Any, root: str) -> None:
     try:
         values = Flattener(space, root)(value)
     except (KeyError, IndexError, TypeError) as error:
-        raise misfit(space, value, root) from error
+        raise mismatch(space, value, root) from error
     for name, leaf in leaves(space, root).items():
         array = np.asarray(values[name])
         check_form(name, leaf, array)
@@ -584,7 +583,7 @@ def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
     return marked
 
 
-def misfit(space: Space, value: Any, name: str) -> SpaceError:
+def mismatch(space: Space, value: Any, name: str) -> SpaceError:
     """The error for a value that lacks a part of its space, or has another structure; the part is named."""
     return _misfit(space, value, name) or SpaceError(
         f"`{name}` is {described_value(value)}, but its space is {in_words(space)}."
@@ -612,7 +611,7 @@ def _misfit(space: Space, value: Any, name: str) -> SpaceError | None:
 
 
 def described_value(value: Any) -> str:
-    """What kind of value it is, for a message."""
+    """A description of the kind of a value, for a message."""
     if value is None:
         return "None"
     if isinstance(value, Mapping):
@@ -629,7 +628,7 @@ def is_bounded(space: Space) -> bool:
 
 
 def same_bounds(space: Space, other: Space) -> bool:
-    """Whether the bounds of the Boxes in spaces of the same parts are the same, where both have bounds."""
+    """Whether corresponding Boxes of two spaces have the same bounds, as far as both are bounded."""
     return all(
         np.allclose(a.low, b.low) and np.allclose(a.high, b.high)
         for a, b in _pairs(space, other)
@@ -639,8 +638,8 @@ def same_bounds(space: Space, other: Space) -> bool:
 
 
 def in_words(shown: object) -> str:
-    """A space or one of its bounds for a message, as it shows itself; the ends of int64, as of a Box of whole numbers
-    of any size, are ``no bound``."""
+    """The text of a space or of its bounds, for a message. The ends of int64, which are the bounds of a Box of any
+    whole numbers, become ``no bound``."""
     return _ENDS_OF_INT64.sub("no bound", str(shown))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU threads of torch and BLAS: how many to use, and restoring the process's own setting afterwards; and the memory
+"""CPU threads of torch and BLAS: how many to use, and restoring the process's own number afterwards. Also the memory
 that a process keeps between gradient steps."""
 
 import ctypes
@@ -28,7 +28,7 @@ SMALL: Final = 2**24
 _WARM, _TIMED, _ROUNDS = 1, 2, 4  # warm-up and timed steps per number of threads in a round; rounds
 _GAIN = 1.1  # more threads are used only if they are faster by this factor
 _LATE = 1.5  # if steps are slower than with one thread by this factor, other processes use the cores
-_LOOK = 64  # steps between two such checks
+_LOOK = 64  # steps between two checks for slow steps
 _WINDOW = 0.2  # seconds needed to measure the load of other processes
 
 
@@ -37,7 +37,7 @@ def for_acting(threads: ThreadsLike) -> int:
     return 1 if threads == "auto" else threads
 
 
-# -- the setting of the process -------------------------------------------------------------------------------------
+# -- setting the number of threads ----------------------------------------------------------------------------------
 
 
 class _Depth(threading.local):
@@ -114,7 +114,7 @@ def _set(num: int) -> None:
         torch.set_num_threads(num)
 
 
-# -- how many there may be --------------------------------------------------------------------------------------------
+# -- usable cores -----------------------------------------------------------------------------------------------------
 
 
 def usable_cores() -> int:
@@ -190,7 +190,7 @@ def _busy() -> tuple[float, float, float] | None:
     return (time.perf_counter(), sum(busy) / ticks, own.user + own.system) if busy else None
 
 
-# -- how many to use ----------------------------------------------------------------------------------------------
+# -- choosing the number of threads -------------------------------------------------------------------------------
 
 
 class StepThreads:
@@ -239,10 +239,10 @@ class StepThreads:
         return self.is_settled and self.num == 1
 
     def step(self, make: Callable[..., T], batch: Any, work: int, *, again: bool = True) -> T:
-        """Make a gradient step within ``held(self.num)``, timing it if needed.
+        """Make a gradient step, timing it if needed. Must be called within ``held(self.num)``.
 
         Args:
-            make: Makes the step.
+            make: The function that makes the step.
             batch: The argument of ``make``, with ``batch.size`` rows.
             work: The approximate number of multiplications in its forward pass.
             again: Whether steps may be timed again later.
@@ -307,9 +307,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 def keep_freed_memory() -> None:
     """Let this process keep up to 64 MiB of freed memory for its next gradient step.
 
-    The C library of Linux (glibc) returns free memory at the end of its heap to the system; a step on the CPU that
-    takes it back spends up to a tenth of its time on that. The limits set here are the highest that glibc itself goes
-    to. Nothing happens elsewhere, or if ``MALLOC_TRIM_THRESHOLD_`` is set in the environment.
+    By default, Linux's C library (glibc) returns free memory at the end of its heap to the system; a step on the CPU
+    that needs it again spends up to a tenth of its time on that. The limits set here are the highest that glibc itself
+    adapts to. On other systems, or if ``MALLOC_TRIM_THRESHOLD_`` is set in the environment, this does nothing.
     """
     if sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs of files: splitting them, and showing and storing them without credentials; and what is served locally."""
+"""URLs of files: splitting them, and showing and storing them without credentials. Also local HTTP servers."""
 
 import errno
 import os
@@ -104,8 +104,8 @@ def without_credentials(text: str) -> str:
 def can_be_kept(text: str) -> bool:
     """Whether `without_credentials` certainly names the same file.
 
-    It may not if a URL has a fragment, params or a query without values, or more than one ``@``: these may be
-    secrets, or belong to the path. In a path, write them as ``%23``, ``%3B``, ``%3F`` and ``%40``.
+    This is not certain if a URL has a fragment, params, a query without values, or more than one ``@``: these may be
+    secrets, or belong to the path. In a path, write these characters as ``%23``, ``%3B``, ``%3F`` and ``%40``.
     """
     return not is_url(text) or all(link.is_clear for link in _links(text))
 
@@ -162,18 +162,18 @@ def first_line(error: BaseException, length: int | None = 200) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:length]
 
 
-# -- servers of this machine ------------------------------------------------------------------------------------------
+# -- local HTTP servers -----------------------------------------------------------------------------------------------
 
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether the ``Host`` of an HTTP request, with a port or without, names the machine that it was made on."""
+    """Whether the ``Host`` header of an HTTP request, with or without a port, is a name of the local machine."""
     name, _, port = host.rpartition(":")
     return (name if port.isdigit() else host).strip("[]").lower() in LOCAL_HOSTS
 
 
 def port_error(port: str, error: Exception) -> SettingsError:
-    """The error for a port, in words, that can't be listened at."""
+    """The error for a port that can't be listened on; ``port`` describes it."""
     what = "is taken" if getattr(error, "errno", None) == errno.EADDRINUSE else f"can't be used ({error})"
-    return SettingsError(f"{port} {what}: give another as `port` (--port), or 0 for any.")
+    return SettingsError(f"{port} {what}: choose another `port` (--port), or 0 for any free port.")

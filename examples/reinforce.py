@@ -10,7 +10,7 @@ import etude
 
 
 class Reinforce(etude.Task[etude.TaskConfig]):
-    """Makes actions more likely in the measure of the return that followed them."""
+    """Makes actions more likely in proportion to the return that followed them."""
 
     def environment(self) -> str:
         """Where to act."""

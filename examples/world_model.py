@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world model: a net that foretells ten steps of a pendulum from its actions, tried on steps it never saw."""
+"""A world model: a net that predicts ten steps of a pendulum from its actions, tried on steps it never saw."""
 
 import torch
 from gymnasium.spaces import Box

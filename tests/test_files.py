@@ -17,13 +17,13 @@ from pyarrow import fs
 from etude.errors import DataError
 from etude.files import (
     RemotePath,
-    above_glob,
-    aside_of,
     expanded,
+    glob_base,
     located,
     publish_at,
     relative,
     shown,
+    temporary_path,
     write_atomically,
 )
 from etude.recordings import Recording
@@ -150,9 +150,9 @@ def test_the_folder_above_a_glob(
 ) -> None:
     (tmp_path / "odd [1]").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert above_glob(pattern) == (None if above is None else Path(above))
-    assert above_glob(str(tmp_path / pattern)) == (None if above is None else tmp_path / above)
-    assert above_glob("[" + 300 * "a" + "]") == Path()  # too long for a name
+    assert glob_base(pattern) == (None if above is None else Path(above))
+    assert glob_base(str(tmp_path / pattern)) == (None if above is None else tmp_path / above)
+    assert glob_base("[" + 300 * "a" + "]") == Path()  # too long for a name
 
 
 def test_file_systems_that_are_passed_in(tmp_path):
@@ -193,7 +193,7 @@ def test_files_appear_whole(tmp_path):
     for folder in (tmp_path, located("memory://box")):
         write_atomically(folder / "a.json", b"1")
         write_atomically(folder / "a.json", b"22")
-        aside = aside_of(folder / "part.parquet")
+        aside = temporary_path(folder / "part.parquet")
         aside.write_bytes(b"333")
         assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == ["a.json"]
         publish_at(aside, folder / "part.parquet")
@@ -220,7 +220,7 @@ def test_a_write_that_fails_leaves_what_was_there(monkeypatch):
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFile, "write", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"22")
-    aside = aside_of(path)
+    aside = temporary_path(path)
     aside.write_bytes(b"333")
     with pytest.raises(OSError, match="No space left"):
         publish_at(aside, path)
@@ -244,7 +244,7 @@ def test_a_driver_s_own_errors_are_told(monkeypatch):
         with pytest.raises(OSError, match="LoginError: no such user"):
             path.read_bytes()
     monkeypatch.setattr(type(memory), "info", refused)
-    with pytest.raises(DataError, match=r"memory://box/a: can't be looked at \(no such user\)\. Is the name right"):
+    with pytest.raises(DataError, match=r"memory://box/a: can't be accessed \(no such user\)\. Is the name right"):
         path.exists()
 
 

@@ -393,7 +393,7 @@ def test_leaves_know_where_they_are():
     ("values", "message"),
     [
         ({"crew": "many"}, r"^whole\.crew\.size is 'many', expected int\.$"),
-        ({"crew": True}, r"^whole\.crew\.size is True, expected int: not yes or no\.$"),
+        ({"crew": True}, r"^whole\.crew\.size is True, expected int, not true or false\.$"),
         ({"more": {"sise": 1}}, r"whole\.more has no setting `sise`\. Nearest: `size` \(how many, default 0\)"),
         ({"inner": 3}, r"whole\.inner is 3, expected Inner: give its fields by name"),
         ({"limt": 3}, r"whole has no setting `limt`\. Nearest: `crew\.limit` \(seconds, default None\)"),
@@ -406,8 +406,8 @@ def test_leaves_know_where_they_are():
         ({"quick": "perhaps"}, r"whole\.quick is 'perhaps', expected bool"),
         ({"quick": 1}, r"whole\.quick is 1, expected bool"),
         ({"check": "never"}, r"whole\.check is 'never', expected int \| 'always'\."),
-        ({"check": False}, r"whole\.check is False, expected int \| 'always': not yes or no"),
-        ({"check": [1, True]}, r"whole\.check is \[1, True\], expected int \| 'always': not yes or no"),
+        ({"check": False}, r"whole\.check is False, expected int \| 'always', not true or false"),
+        ({"check": [1, True]}, r"whole\.check is \[1, True\], expected int \| 'always', not true or false"),
     ],
 )
 def test_what_is_wrong_further_inside(values, message):

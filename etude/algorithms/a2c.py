@@ -59,10 +59,10 @@ class A2CConfig(OnPolicyConfig):
 
 
 class A2C(OnPolicyAlgorithm[A2CConfig]):
-    """Policy gradient with a learned baseline: one gradient step for a few steps in many envs."""
+    """Policy gradient with a learned baseline: one gradient step after a few steps in many envs."""
 
     def learner_connectors(self) -> list[Any]:
-        """Advantages and value targets, from the values predicted while acting."""
+        """The connectors that add advantages and value targets, from the module's values before the update."""
         connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]
         return [*connectors, NormalizeAdvantages()] if self.config.normalize_advantages else connectors
 

@@ -34,8 +34,9 @@ class ActingAlgorithm(Algorithm[C]):
     """Base class of algorithms that own envs and a runner and collect experience. Define `loss` and `training_step`."""
 
     Config = ActingConfig
-    collects_beside: ClassVar[bool] = False
-    """Whether remote runners go on acting while it learns: it can learn from steps that older weights have made."""
+    collects_in_background: ClassVar[bool] = False
+    """Whether remote runners keep collecting while it learns. It must be able to learn from steps collected with older
+    weights."""
 
     learns_on_device: ClassVar[bool] = False
     """Whether `collect` leaves experience on the device of an env that returns tensors; else it is copied to the
@@ -45,14 +46,17 @@ class ActingAlgorithm(Algorithm[C]):
     _saved_runner: dict[str, Any] | None = None
     """The state of a loaded run's runner, until its envs are made."""
     counts: dict[str, float]
-    """Counts of the arena in the latest `collect`, such as ``restarts``."""
+    """Counts of the runner in the latest `collect`, such as ``restarts``."""
 
     def module_spaces(self) -> dict[str, Spaces]:
-        """The spaces of the config's env, which is made here unless a checkpoint supplies them."""
+        """The spaces of the config's env.
+
+        Makes the env, unless a checkpoint supplies the spaces.
+        """
         return self._spaces_there() if self._saved_spaces is None else self._saved_spaces
 
     def setup(self) -> None:
-        """Make the runner, unless the algorithm is being loaded from a checkpoint, perhaps only to play."""
+        """Make the runner, unless the algorithm is being loaded from a checkpoint: it may only be needed to act."""
         if self._saved_spaces is None:
             self.prepare()
 
@@ -125,9 +129,11 @@ class ActingAlgorithm(Algorithm[C]):
         """Start new episodes, and continue the runner's counts from the algorithm's."""
         assert self._runner is not None
         self._runner.env_steps, self._runner.agent_steps = self.env_steps, self.agent_steps
-        self._runner.begin_anew()
-        # A runner that is made anew would begin with the run's first episodes again.
-        self._runner.begin_again(int(np.random.SeedSequence([self.runner_seed, self.env_steps]).generate_state(1)[0]))
+        self._runner.abandon_episodes()
+        # A new runner would otherwise repeat the run's first episodes.
+        self._runner.restart_episodes(
+            int(np.random.SeedSequence([self.runner_seed, self.env_steps]).generate_state(1)[0])
+        )
         self._resumed = f"new episodes: {why}"
         self._record_on(new_episodes=True)
 
@@ -154,8 +160,8 @@ class ActingAlgorithm(Algorithm[C]):
         Args:
             module_id: Its id.
             module: Its network, as in the setting `modules`; None: that of ``like``, or the built-in one.
-            like: Id of a module whose weights and connectors it starts as a copy of, but not its `overrides`; None: it
-                starts with new weights.
+            like: Id of a module whose weights and connector states are copied at the start, but not its `overrides`;
+                None: it starts with new weights.
             module_of: Chooses the module of an agent from now on; None: the same function as before.
 
         Raises:
@@ -183,7 +189,7 @@ class ActingAlgorithm(Algorithm[C]):
             self._built_from = config
             raise
         own_networks(self, {module_id: policy})
-        self._recast()
+        self._set_policies()
         return policy
 
     def remove_module(self, module_id: str, *, module_of: ModuleOf | None = None) -> None:
@@ -205,7 +211,7 @@ class ActingAlgorithm(Algorithm[C]):
         self.learner.updates_of_removed += self.learner.modules.pop(module_id).updates
         self.figures.forget(module_id)
         self._parameters = None
-        self._recast()
+        self._set_policies()
 
     def _check_league(self, module_id: str, *, is_there: bool) -> None:
         if self.config.agents.modules is None:
@@ -232,9 +238,9 @@ class ActingAlgorithm(Algorithm[C]):
         found = self.engine.spaces(list(modules), config.agents.module_of, known)
         self.spaces = {name: known.get(name, found[name]) for name in modules}
         self.config = self._built_from = config
-        self.learner.modules_to_train = _those_in(modules, now)  # which may have been set since
+        self.learner.modules_to_train = _those_in(modules, now)  # may have been changed since construction
 
-    def _recast(self) -> None:
+    def _set_policies(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)
         self._trained = self._steps_trained()
         self.engine.push()
@@ -242,9 +248,12 @@ class ActingAlgorithm(Algorithm[C]):
     # -- acting -------------------------------------------------------------------------------------------------
 
     def collect(self, *, num_steps: int, whole_episodes: bool = False, explore: bool = True) -> dict[str, Experience]:
-        """Act, and return the raw experience of each module that has some; see `Runner.collect_each`.
+        """Collect steps, and return the raw experience of each module that has some; see `Runner.collect_each`.
 
         Also updates the counts of steps and the statistics of finished and faulty episodes.
+
+        Raises:
+            SettingsError: every segment is shorter than `trajectories.min_length`.
         """
         runner = self.runner
         with self.timed("sample"), held(self.num_threads):
@@ -302,8 +311,8 @@ class ActingAlgorithm(Algorithm[C]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned. The envs are not made here, but by `prepare` or the next iteration.
 
-        Running episodes continue if the state holds both them and the connectors that they were seen through. If it
-        holds only one of these, new episodes start.
+        Running episodes continue if the state holds both the runner and the connectors of all modules. If it holds only
+        some of these, new episodes start.
         """
         super().set_state(state)
         connectors = [name for name in state if name.startswith("connectors/")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm: the base class of all algorithms, which trains in a loop, evaluates, records and saves."""
+"""Algorithm: the base class of all algorithms. It trains in a loop, evaluates, records and saves."""
 
 import copy
 import dataclasses
@@ -73,8 +73,8 @@ C = TypeVar("C", bound=AlgorithmConfig)
 
 _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
 _REST: Final = 20.0
-"""Checkpoints of better results come at the earliest after this many times as long as saving one takes, but for those
-of weights that were evaluated."""
+"""Minimum time since the last save before a better result is saved, in multiples of how long that save took. Weights
+that were evaluated are saved at once."""
 _HOOKS: Final = (
     *("learner_connectors", "module_connectors", "make_module", "parameter_groups", "learning_rates", "before_collect"),
     *("before_update", "on_gradients", "after_step", "after_load", "after_update", "prepare", "training_step"),
@@ -86,10 +86,10 @@ _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episod
 _log = logging.getLogger("etude.algorithms")
 
 
-def lacks_evaluation(config: AlgorithmConfig, result: Result, stop: Stop) -> bool:
-    """Whether a budget ended training with ``result``, and its weights are still to be evaluated.
+def needs_evaluation(config: AlgorithmConfig, result: Result, stop: Stop) -> bool:
+    """Whether a budget ended training with ``result`` before its weights were evaluated.
 
-    If the goal is met, they are not: figures of later weights might not meet it.
+    False if the goal is met, as another evaluation might fall short of it, and for runs without evaluations.
     """
     is_met = stop.return_mean is not None and stop.goals_met(result)
     if config.env is None or not config.evaluation.interval or not result.iteration or is_met:
@@ -98,19 +98,19 @@ def lacks_evaluation(config: AlgorithmConfig, result: Result, stop: Stop) -> boo
 
 
 class Algorithm(Generic[C]):
-    """Base class of all algorithms: modules, how they learn, and where they act.
+    """Base class of all algorithms.
 
     To write your own, inherit from `OnPolicyAlgorithm`, `OffPolicyAlgorithm` or `OfflineAlgorithm` and define `loss`.
     Define `learner_connectors`, too, if the loss needs columns that are not recorded.
 
     Args:
-        config: The settings. They are all that an algorithm needs.
+        config: The settings.
         saved_spaces: What `module_spaces` returned when the algorithm was saved; used by `etude.load`.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
-    """The class of its settings. A subclass with its own settings sets ``Config = MyConfig``, or names them in its base
-    class, ``OnPolicyAlgorithm[MyConfig]``."""
+    """The settings class. A subclass with its own settings sets ``Config = MyConfig``, or names the class in its base
+    class: ``OnPolicyAlgorithm[MyConfig]``."""
 
     name: ClassVar[str] = ""
     """Name in messages and on the command line; by default the class name in lower case."""
@@ -119,10 +119,10 @@ class Algorithm(Generic[C]):
     """Whether the built-in network has a value function."""
 
     schedules_by: ClassVar[ScheduleBy] = "env_steps"
-    """What the steps of schedules in the settings count."""
+    """Unit of the steps in schedules: ``env_steps``, or gradient steps (``updates``)."""
 
     is_policy_alone: bool = False
-    """Whether only a policy was made, without `setup`, as `etude.load_policy` does."""
+    """Whether this object only makes a policy, without `setup`, for `etude.load_policy`."""
 
     recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
     """The step columns that `record` writes."""
@@ -153,14 +153,14 @@ class Algorithm(Generic[C]):
         for message in config.without_effect():
             warnings.warn(message, stacklevel=3)
         if config.compute.compile:
-            load_triton(torch.device(config.compute.device))  # before an env draws
+            load_triton(torch.device(config.compute.device))  # before an env renders
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self.runner_seed = int(runner.generate_state(1)[0])
-        """Seed from which everything that acts in training draws its seeds."""
+        """Seed from which the seeds of everything that acts in training are derived."""
         self.num_threads = for_acting(config.compute.threads)
         """Torch's CPU threads for everything except gradient steps."""
         self.engine = engine_of(self)
-        """Where runners and learners live."""
+        """Runs the runners and learners: in this process, or on a Ray cluster."""
         with held(self.num_threads):
             self.spaces = self.module_spaces()
             """Observation and action spaces on the env's side, by module id."""
@@ -195,7 +195,7 @@ class Algorithm(Generic[C]):
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
         config = self.config
         self._seeds = (weights, learner)
-        self._parameters: dict[str, float] | None = None  # their numbers, until modules are added or removed
+        self._parameters: dict[str, float] | None = None  # counts for results; None: modules have changed
         self.policies: dict[str, Policy] = {}
         """The policies that act, by module id: each is a module with the connectors between it and its envs."""
         self.learner = Learner(modules_to_train=config.agents.modules_to_train)
@@ -227,11 +227,11 @@ class Algorithm(Generic[C]):
         """Parts that could not be saved in the last checkpoint, and why."""
         self._resumed: str | None = None
         self._trained: dict[str, int] = {}
-        """By module id: the steps that it was trained on and that are counted in `metrics`."""
+        """By module id: the steps trained on that `metrics` has already counted."""
         self._run: dict[str, Any] = {}
-        """How `fit` writes the run into a folder, which ``etude train --resume`` goes on with."""
+        """The arguments of `fit` that checkpoints store, so that ``etude train --resume`` uses them again."""
         self.setup()
-        own_networks(self, self.policies)  # last: one whose making failed leaves its networks to the next
+        own_networks(self, self.policies)  # last: if construction fails, another algorithm may still use the networks
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
@@ -247,7 +247,7 @@ class Algorithm(Generic[C]):
     def _new_policy(self, given: ModuleLike | None, spaces: Spaces, weights: np.random.SeedSequence) -> Policy:
         own = self.module_connectors()
         if self._saved_spaces is not None and isinstance(given, nn.Module) and is_of_another(self, given):
-            given = copy.deepcopy(given)  # all its weights will be loaded, and the other run's stay
+            given = copy.deepcopy(given)  # loading weights must not change the other algorithm's network
         policy = make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
         check_owner(self, policy.module.net)
         return policy
@@ -293,7 +293,7 @@ class Algorithm(Generic[C]):
         )
 
     def _hook(self, name: str) -> Callable[[Module], None] | None:
-        """A method that an algorithm defines; None if it is the default, which does nothing."""
+        """The method ``name`` if the algorithm overrides it; None if it is the default, which does nothing."""
         return None if getattr(type(self), name) is getattr(Algorithm, name) else getattr(self, name)
 
     @contextmanager
@@ -317,7 +317,9 @@ class Algorithm(Generic[C]):
             SettingsError: there are several policies.
         """
         if len(self.policies) > 1:
-            raise SettingsError(f"there are the modules {list(self.policies)}: say which, as .policies[name].")
+            raise SettingsError(
+                f"there are several modules ({', '.join(self.policies)}): choose one with .policies[name]."
+            )
         return next(iter(self.policies.values()))
 
     @property
@@ -332,7 +334,7 @@ class Algorithm(Generic[C]):
 
     @property
     def updates(self) -> int:
-        """Gradient steps of all modules so far."""
+        """Total gradient steps of all modules so far."""
         return self.learner.updates
 
     # -- to be defined by an algorithm --------------------------------------------------------------------------
@@ -363,7 +365,7 @@ class Algorithm(Generic[C]):
         return make_module(given, obs_space, action_space, network, squash=squash, value=self.needs_value)
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
-        """The parameters of each named optimizer; None: a single one, ``all``, for all parameters that need a
+        """The parameters of each named optimizer; None: a single optimizer, ``all``, for all parameters that need a
         gradient."""
         return None
 
@@ -379,7 +381,7 @@ class Algorithm(Generic[C]):
         return module.scheduled[name] if isinstance(value, tuple) else float(value)
 
     def before_collect(self, env_steps: int) -> None:
-        """Called before steps are collected: the place to change how modules explore.
+        """Called before steps are collected. Override it to change how modules explore.
 
         Args:
             env_steps: Env steps sampled so far.
@@ -391,15 +393,16 @@ class Algorithm(Generic[C]):
     def on_gradients(self, module: Module) -> None:
         """Called before a module's gradients are clipped and applied: read or change ``parameter.grad`` in place.
 
-        Where policy and value function share layers and are clipped separately (`grad_clip_by` ``loss_norm``), the sum
-        of their gradients exists only after clipping: it is called then.
+        If policy and value function share layers and are clipped separately (`grad_clip_by` ``loss_norm``), it is
+        called after clipping, because their gradients are summed only then.
         """
 
     def after_step(self, module: Module) -> None:
         """Called after each gradient step of a module, under ``no_grad``: for target networks and the like."""
 
     def after_load(self, module: Module) -> None:
-        """Called after weights were loaded into a module: for what its settings decide, whatever was saved."""
+        """Called after weights were loaded into a module: restore here what the settings determine, whatever was
+        saved."""
 
     def after_update(self, env_steps: int) -> None:
         """Called after the updates of each iteration, with the env steps sampled so far."""
@@ -408,9 +411,9 @@ class Algorithm(Generic[C]):
         """Called at the end of the constructor."""
 
     def prepare(self) -> None:
-        """Make what training needs but playing does not, after loading; `train` calls it, too.
+        """Make what training needs but acting does not.
 
-        Does nothing by default.
+        `train` calls it. Does nothing by default.
         """
 
     def module_spaces(self) -> dict[str, Spaces]:
@@ -421,7 +424,7 @@ class Algorithm(Generic[C]):
         )
 
     def training_step(self) -> Update:
-        """One iteration: get experience and learn from it."""
+        """Run one iteration: get experience and learn from it."""
         raise NotImplementedError
 
     @property
@@ -436,7 +439,8 @@ class Algorithm(Generic[C]):
         """Run one iteration.
 
         Raises:
-            SettingsError: ``config`` was replaced since the algorithm was made.
+            SettingsError: ``config`` was replaced since the algorithm was made, or `training_step` does not return an
+                `Update`.
         """
         if self.config is not self._built_from:
             raise SettingsError(
@@ -466,7 +470,7 @@ class Algorithm(Generic[C]):
             self.iteration += 1
             interval = self.config.evaluation.interval
             if self.config.env is not None and interval and self.iteration % interval == 0:
-                with suppress(Interrupted), self.timed("evaluate"):  # the iteration is whole without its evaluation
+                with suppress(Interrupted), self.timed("evaluate"):  # without it, the iteration is still complete
                     self.evaluate_now()
             seconds = time.perf_counter() - begin - (self._seconds_apart - apart)
             self.seconds += seconds
@@ -491,14 +495,14 @@ class Algorithm(Generic[C]):
             self._log_trained((self.env_steps, self.agent_steps))
 
     def _result(self, update: Update, before: tuple[int, int] | None = None, seconds: float = 0.0) -> Result:
-        """The result of an iteration that took ``seconds``, and began when ``before``, env steps and agent steps, had
-        been sampled; None: the current state, without an iteration."""
+        """The result of an iteration that took ``seconds``. ``before`` are the env steps and agent steps that had been
+        sampled when it began; None: the result shows the current state, without an iteration."""
         if before is not None:
             self._log_trained(before)
         logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
         if before is not None:
             self.times = dict.fromkeys(times, 0.0)
-        sampling = seconds if self.engine.samples_beside else times.get("sample", 0.0)
+        sampling = seconds if self.engine.samples_in_background else times.get("sample", 0.0)
         sampled = 0 if before is None else self.env_steps - before[0]
         rates: dict[str, dict[str, float]] = {}  # learning rates and other schedules, and the connectors' metrics
         for module_id, learner in self.learner.modules.items():
@@ -533,9 +537,9 @@ class Algorithm(Generic[C]):
 
     @interruptible
     def evaluate_now(self) -> None:
-        """Evaluate the present weights, here or elsewhere.
+        """Evaluate the current weights, in this process or on the cluster.
 
-        An evaluation that runs beside training is reported by the next call, or by `last_evaluations`.
+        An evaluation that runs in parallel with training is reported by the next call, or by `last_evaluations`.
         """
         with held(self.num_threads), self.untimed():
             played = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
@@ -546,9 +550,9 @@ class Algorithm(Generic[C]):
 
     @interruptible
     def last_evaluations(self, result: Result, stop: Stop) -> Iterator[Result]:
-        """Results like the last one of training: with the evaluation that still runs beside it, if there is one, and
-        with one of its own weights. There are none unless it `lacks_evaluation`."""
-        if not lacks_evaluation(self.config, result, stop):
+        """Yield ``result`` again with the evaluations that are still missing: first one that is still running, then one
+        of the final weights. Yields nothing unless the result `needs_evaluation`."""
+        if not needs_evaluation(self.config, result, stop):
             return
         self._pull()
         if self._evaluating is not None:
@@ -579,7 +583,7 @@ class Algorithm(Generic[C]):
         )
 
     def take_evaluation(self, played: Played) -> None:
-        """Take what `Engine.evaluate` returned: results show this evaluation from now on."""
+        """Show an evaluation that `Engine.evaluate` returned in all further results."""
         self.evaluation = {name: float(getattr(played.evaluation, name)) for name in _EVALUATED}
 
     def take_finished(self, finished: Finished) -> None:
@@ -595,13 +599,13 @@ class Algorithm(Generic[C]):
         """Train one iteration at a time until ``stop`` is met, and yield each result.
 
         If a budget is already used up, as a resumed run's may be, yield one result with the current state instead. A
-        goal is checked after an iteration: what met it before may be of another env, opponent or recording.
+        goal is checked only after an iteration, as earlier episodes may be of another env, opponent or recording.
         """
         stop = Stop() if stop is None else self._a_stop(stop)
         self.check_stop(stop)
-        standing = self.standing()
-        if stop.budget_used(standing):
-            yield standing
+        current_result = self.current_result()
+        if stop.budget_used(current_result):
+            yield current_result
             return
         while True:
             result = self.train()
@@ -609,7 +613,7 @@ class Algorithm(Generic[C]):
             if stop.now(result):
                 return
 
-    def standing(self) -> Result:
+    def current_result(self) -> Result:
         """A result with the current state, without another iteration."""
         return self._result(Update({}, {}))
 
@@ -653,7 +657,7 @@ class Algorithm(Generic[C]):
             progress: Show figures and the time left: live in a terminal or a notebook, else as lines on standard error.
             overwrite: Replace the run that is in ``out``.
             log: Where metrics go: jsonl, csv, tensorboard (in ``out``), wandb, mlflow.
-            checkpoints: Checkpoints to keep beside the newest one in ``out``.
+            checkpoints: Which checkpoints to keep in addition to the newest one in ``out``.
             save_interval: Seconds between checkpoints, at least 0; one is always saved at the end.
 
         Raises:
@@ -681,7 +685,7 @@ class Algorithm(Generic[C]):
                 run.clear(folder)
             view = self.view(stop, quiet=not progress)
             result = self.fit_in(folder, stop, signals, view, log, checkpoints, save_interval)
-        if signals.is_set() and (not stop.now(result) or lacks_evaluation(self.config, result, stop)):
+        if signals.is_set() and (not stop.now(result) or needs_evaluation(self.config, result, stop)):
             raise KeyboardInterrupt(f"the run is saved in {folder}")
         return result
 
@@ -703,7 +707,8 @@ class Algorithm(Generic[C]):
         each: Callable[[Result, Logs], None] = lambda result, log: None,
         concluded: Callable[[Result], int] = lambda result: INTERRUPTED,
     ) -> Result:
-        """Train in the folder ``out``, which is claimed, as `fit` and ``etude train`` do; return the last result.
+        """Train in the folder ``out``, as `fit` and ``etude train`` do, and return the last result. The caller has
+        locked the folder.
 
         Args:
             out: The folder.
@@ -711,21 +716,21 @@ class Algorithm(Generic[C]):
             signals: Watches for signals; the first one ends the run.
             view: Shows results; it is closed at the end.
             log: Where metrics go.
-            checkpoints: Checkpoints to keep beside the newest.
+            checkpoints: Which checkpoints to keep in addition to the newest.
             save_interval: Seconds between checkpoints.
             each: Called with each new result and the logs.
-            concluded: Called once the run is saved if the process must be killed; returns its exit code.
+            concluded: If the process must be killed, called after the run is saved; returns the exit code.
         """
-        start, saved, took, result = self.iteration, time.monotonic(), 0.0, self.standing()
+        start, saved, took, result = self.iteration, time.monotonic(), 0.0, self.current_result()
         self._run = {"log": [*log], "save_interval": save_interval}
         if checkpoints is not None and checkpoints.keep_last and Path(checkpoints.folder) == out / run.CHECKPOINTS:
             self._run["checkpoints"] = checkpoints.rule()
 
         def save(*, between: bool = False) -> None:
             run.check_same(out, begun)
-            if between:  # no score is that of these weights, so the kept checkpoints stay as they are
+            if between:  # these weights have no score, so kept checkpoints stay as they are
                 self._log_trained((self.env_steps, self.agent_steps))
-            self.save(out, result=self.standing() if between else result)
+            self.save(out, result=self.current_result() if between else result)
             if checkpoints is not None and not between:
                 checkpoints.add(out, result)
 
@@ -763,14 +768,14 @@ class Algorithm(Generic[C]):
                         saved = time.monotonic()
                         took = saved - begin
                 is_whole = True
-                if lacks_evaluation(self.config, result, stop) and not signals.is_set():
+                if needs_evaluation(self.config, result, stop) and not signals.is_set():
                     save(between=True)  # evaluations may take long
                     try:
                         for evaluated in self.last_evaluations(result, stop):
                             logs.write(result := evaluated, self.histograms, self.media)
                             view.show(result)
                             if checkpoints is not None:
-                                checkpoints.take_late(result)
+                                checkpoints.add_late_evaluation(result)
                     except Exception as error:  # noqa: BLE001  raised once the weights are saved
                         failure = error
             with signals.concluding():
@@ -808,7 +813,7 @@ class Algorithm(Generic[C]):
         max_steps: int | None = None,
         callbacks: Sequence[CallbackLike] = (),
     ) -> Evaluation:
-        """Play whole episodes in separate envs, with the connectors in their present state.
+        """Play whole episodes in separate envs, with the connectors in their current state.
 
         Args:
             num_episodes: Number of episodes, at least 1.
@@ -817,6 +822,9 @@ class Algorithm(Generic[C]):
             explore: Sample actions; otherwise take the most likely ones.
             max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
             callbacks: Called while the episodes run. The config's callbacks are for training only.
+
+        Raises:
+            SettingsError: an argument is wrong, there is no env to act in, or its spaces do not fit the modules.
         """
         with self.untimed(), held(self.num_threads):
             runner = self.new_runner(env, num_episodes, seed, callbacks, max_steps)
@@ -839,9 +847,9 @@ class Algorithm(Generic[C]):
     ) -> Evaluation:
         """Play whole episodes as `evaluate` does, and write them to a recording.
 
-        It holds observations and rewards as the env returned them, actions as the module chose them, and their
-        log-probabilities (0 without exploration). Modules with different spaces get a recording each, in a folder of
-        the module's name.
+        The recording holds observations and rewards as the env returned them, actions as the module chose them, and
+        their log-probabilities (0 without exploration). Modules with different spaces each get a recording in a
+        subfolder named after the module.
 
         Args:
             path: The folder of the recording.
@@ -850,15 +858,16 @@ class Algorithm(Generic[C]):
             seed: Seed of the envs and of action sampling, at least 0. Equal seeds give equal episodes with equal ids.
             explore: Sample actions; otherwise take the most likely ones.
             max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
-            append: Add episodes to an existing recording, other than those that this seed gave before; otherwise an
-                existing recording is an error.
+            append: Add episodes to an existing recording; ``seed`` then gives other episodes than those already
+                recorded. Otherwise an existing recording is an error.
             compression: Codecs, see `RecordingWriter`.
             max_rows_per_file: Maximum number of steps in a file.
             max_file_size: Size in bytes at which a file is closed.
 
         Raises:
-            DataError: it can't be recorded to.
-            EnvError: the env broke off every episode.
+            DataError: the recording can't be written.
+            EnvError: the env failed in every episode.
+            SettingsError: as in `evaluate`.
         """
         with self.untimed(), held(self.num_threads):
             if not isinstance(path, str | os.PathLike):
@@ -900,7 +909,7 @@ class Algorithm(Generic[C]):
         return {name: (given[name][0], policy.module.action_space) for name, policy in self.policies.items()}
 
     def recording_meta(self, *, explore: bool, seed: int | None) -> dict[str, Any]:
-        """Metadata of recordings: who acted, and through which connectors.
+        """Metadata of recordings: the algorithm, networks, connectors and how actions were chosen.
 
         If a connector learns, ``filter`` holds what `etude.connectors.pipeline.state_to_json` returns; if connectors
         change actions, ``env_action_space`` is the env's space as JSON. They are by module id if there are several
@@ -927,7 +936,7 @@ class Algorithm(Generic[C]):
         callbacks: Sequence[CallbackLike] = (),
         max_steps: int | None = None,
     ) -> Runner:
-        """Make a runner separate from training, with the present modules and connectors.
+        """Make a runner that is separate from training, with the current modules and connectors.
 
         Raises:
             SettingsError: an argument is wrong, or there is no env to act in.
@@ -941,7 +950,7 @@ class Algorithm(Generic[C]):
         return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps, self.spaces)
 
     def env_to_play(self, env: EnvLike | None) -> EnvLike:
-        """The env to play in apart from training: ``env``, or the config's if it is None.
+        """The env in which to play outside training: ``env``, or the config's if it is None.
 
         Raises:
             SettingsError: there is none, or the config's is an object that training is using.
@@ -1028,8 +1037,8 @@ class Algorithm(Generic[C]):
     ) -> None:
         """Write a checkpoint from which ``etude.load(path)`` continues as if the run had never stopped.
 
-        If it is called within an iteration, as from a hook, the resumed run begins with the next one: steps that were
-        collected and not yet learned from are lost to an on-policy algorithm.
+        If it is called within an iteration, such as from a hook, the resumed run begins with the next iteration: an
+        on-policy algorithm loses steps that it has collected but not yet learned from.
 
         Writing is atomic: an existing checkpoint is replaced as a whole. Nothing is pickled. A component that can't be
         saved, such as a callback whose state is not plain data, is left out with a warning; the weights are always
@@ -1054,7 +1063,7 @@ class Algorithm(Generic[C]):
             raise failures["recorder"]
 
     def _description(self, result: Result | None) -> dict[str, Any]:
-        """What a checkpoint holds beside the state: the description from which `etude.load` rebuilds the run."""
+        """The metadata of a checkpoint, from which `etude.load` rebuilds the run."""
         config = self.config
         saved = {field.name: saving.to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
         saved["engine"] = "local" if config.engine == "local" else "ray"  # for readers only: `load` is given an engine

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from etude.algorithms.config import ClipRange, ModuleLike, OnPolicyConfig, TargetConfig, VTraceConfig
-from etude.algorithms.critics import follow_when_due
+from etude.algorithms.critics import update_when_due
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.columns import LOGP, TARGET_LOGP
 from etude.connectors import NormalizeAdvantages, VTrace
@@ -29,23 +29,23 @@ class APPOConfig(OnPolicyConfig):
 
     num_steps: int = 1024
     """Steps collected for each iteration, over all envs, at least 1. Default: the best of 512 to 2048 on CartPole with
-    steps made by weights 4 iterations old."""
+    steps collected by weights 4 iterations old."""
 
     clip: ClipRange = 0.2
     """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range). Default: Schulman
     et al. 2017, table 3; on CartPole 0.3 is as good or better, 0.1 slower."""
 
     target: TargetConfig = TargetConfig()
-    """Policy in the denominator of the ratio. With an `interval` of None: the policy that made the steps, as in
-    Petrenko et al. 2020, which bounds how far the policy moves from it, however old it is. Otherwise a target network,
-    as in Luo et al. 2020, which moves after that many gradient steps; they should span several iterations."""
+    """Policy in the denominator of the ratio. With an `interval` of None: the policy that collected the steps, as in
+    Petrenko et al. 2020. This bounds how far the policy moves from it, however old it is. Otherwise a target network,
+    as in Luo et al. 2020, which is updated every `interval` gradient steps; these should span several iterations."""
 
     lambda_: float = 0.9
     """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured on Acrobot and CartPole,
     where 0.95 was slower."""
 
     vtrace: VTraceConfig = VTraceConfig()
-    """V-trace's importance weights for steps that were made by older weights."""
+    """Caps of V-trace's importance weights, which correct for steps collected with older weights."""
 
     value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, at least 0. Default: as PPO's."""
@@ -61,13 +61,13 @@ class APPOConfig(OnPolicyConfig):
 
 
 class APPO(OnPolicyAlgorithm[APPOConfig]):
-    """PPO's clipped objective with V-trace advantages: learns from steps that were made by older weights, too.
+    """PPO's clipped objective with V-trace advantages, which also learns from steps collected with older weights.
 
     V-trace is computed once an iteration, before its first gradient step. During the epochs and minibatches that
     follow, clipping keeps the policy close, as in PPO.
     """
 
-    collects_beside: ClassVar[bool] = True
+    collects_in_background: ClassVar[bool] = True
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a module, with a target network if `target.interval` is set."""
@@ -77,8 +77,8 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         return FollowedModule(module.net, obs_space, action_space, module.dist)
 
     def learner_connectors(self) -> list[Any]:
-        """V-trace advantages and value targets, for the module's policy or, if it has a target network, the
-        target's."""
+        """The connectors that add V-trace advantages and value targets, for the module's policy or, if it has a target
+        network, for the target's policy."""
         config = self.config
         by_target = config.target.interval is not None
         connectors: list[Any] = [
@@ -111,5 +111,5 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         return Loss(**parts).log(kl=kl, rho=log_rho.exp().mean(), clip_fraction=clip_fraction, entropy=entropy)
 
     def after_step(self, module: Module) -> None:
-        """Move the target network."""
-        follow_when_due(self.learner, module, self.config.target)
+        """Update the target network when it is due."""
+        update_when_due(self.learner, module, self.config.target)

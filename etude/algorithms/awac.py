@@ -40,14 +40,13 @@ class AWACConfig(OfflineCriticConfig):
     """Learning rate of Adam, or a schedule. Default: Nair et al. 2020."""
 
     batch_size: int = 1024
-    """Steps in a gradient step, at least 1. Default: Nair et al. 2020."""
+    """Steps in each batch, at least 1. Default: Nair et al. 2020."""
 
     unused: ClassVar[Mapping[str, str]] = NO_VALUE
 
 
 class AWAC(OfflineCriticAlgorithm[AWACConfig]):
-    """Imitates the recorded actions, weighted by how much better its critics rate them than the policy's; for Box
-    actions."""
+    """Imitates recorded actions, weighted by how much its critics prefer them to the policy's; for Box actions."""
 
     needs_value = False
 

@@ -28,7 +28,7 @@ from etude.checkpoints import (
 from etude.checkpoints.codec import Encoder
 from etude.display import short
 from etude.errors import CheckpointError, EtudeError, SettingsError
-from etude.files import anchored, names_in
+from etude.files import absolute_path, names_in
 from etude.learners import ModuleLearner
 from etude.modules.module import load_weights
 from etude.policies import Policy
@@ -107,7 +107,7 @@ def chosen(there: Iterable[str], components: Names = None, not_components: Names
 
 @contextmanager
 def what_fits(what: str, remedy: str = "") -> Iterator[None]:
-    """Context that turns errors from misfitting content of a checkpoint into CheckpointError.
+    """Context that turns errors from checkpoint content that does not fit into CheckpointError.
 
     Args:
         what: What is restored, for the message.
@@ -237,9 +237,9 @@ def read_components(path: Where, components: Names, not_components: Names) -> tu
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 _EVALUATED: Final = "evaluated"
-"""Key in the description of a checkpoint: the later result that has the figures of its evaluation."""
+"""Key in the metadata of a checkpoint: the later result that has the figures of its evaluation."""
 _OF_EPISODES = ("return", "length_", "duration_", "custom/", "agent_returns", "module_returns")
-"""What the names of figures of episodes begin with; offline, these are of evaluations."""
+"""Prefixes of the names of episode figures; offline, these come from evaluations."""
 
 
 class KeptCheckpoint(NamedTuple):
@@ -254,7 +254,7 @@ class KeptCheckpoint(NamedTuple):
     path: str
     """Its folder or URL, for ``etude.load``."""
     updates: int = 0
-    """The gradient steps that its weights had made."""
+    """Gradient steps over the lifetime when it was saved."""
 
 
 class Checkpoints:
@@ -267,12 +267,12 @@ class Checkpoints:
     Args:
         folder: A path or URL.
         keep_last: Number of latest checkpoints to keep, at least 1; None keeps all.
-        keep_best: Number of checkpoints with the best scores to keep beside them, at least 0.
-        metric: The field of `Result` that is the score, such as ``return_mean``, or an entry of one, such as
-            ``losses/policy``. A checkpoint whose result lacks it, or has NaN, is never among the best; of equal ones,
-            the newer is better. If it is a figure of evaluations (``evaluation/return_mean``; offline, all figures of
-            episodes), only checkpoints of weights that were evaluated have a score. With evaluations beside training,
-            it comes later: such a checkpoint is kept until then.
+        keep_best: Number of checkpoints with the best scores to keep in addition, at least 0.
+        metric: The score: a field of `Result`, such as ``return_mean``, or an entry of a field, such as
+            ``losses/policy``. A checkpoint whose result lacks it, or has NaN, is never among the best. If scores are
+            equal, the newer checkpoint ranks higher. If evaluations give the score (``evaluation/return_mean``;
+            offline, all figures of episodes), only checkpoints of evaluated weights have one. If evaluations run in
+            parallel with training, the score comes later, and the checkpoint is kept until then.
         best_is: Whether large or small scores are good.
 
     Raises:
@@ -297,7 +297,7 @@ class Checkpoints:
             raise SettingsError(f"`best_is` is {best_is!r}, but must be 'max' or 'min'.")
         check_metric(metric)
         self.keep_last, self.keep_best = keep_last, keep_best
-        self.folder = str(anchored(folder_at(folder))) if not is_url(os.fspath(folder)) else os.fspath(folder)
+        self.folder = str(absolute_path(folder_at(folder))) if not is_url(os.fspath(folder)) else os.fspath(folder)
         self.metric, self.best_is = metric, best_is
         self._has_warned = False
         self._kept = {kept.iteration: kept for kept in self._found()}
@@ -318,7 +318,7 @@ class Checkpoints:
                 meta = load_meta(path)
                 meta = meta if isinstance(meta, dict) else {}
                 result, saved = meta.get("result"), meta.get("time")
-                evaluated = meta.get(_EVALUATED, result)  # a later result, if the evaluation ran beside training
+                evaluated = meta.get(_EVALUATED, result)  # a later result, if it ran in parallel
                 if not (isinstance(result, dict) and isinstance(saved, int | float)):
                     raise CheckpointError(
                         f"{redacted(path)} was saved without a result: take it out of {redacted(self.folder)}."
@@ -332,7 +332,7 @@ class Checkpoints:
         """Save a checkpoint of ``algorithm``, remove those no longer kept, and return its path.
 
         Args:
-            algorithm: An `Algorithm`, saved in its present state; a checkpoint of the same iteration is replaced.
+            algorithm: An `Algorithm`, saved in its current state; a checkpoint of the same iteration is replaced.
             result: The result of its newest iteration.
 
         Raises:
@@ -359,8 +359,9 @@ class Checkpoints:
         return self._keep(path, result)
 
     def would_be_best(self, result: Result) -> bool:
-        """Whether a checkpoint with this result would be among the best, or might be: if its evaluation began now."""
-        self.take_late(result)
+        """Whether a checkpoint with this result would be among the best, or might be, because an evaluation of its
+        weights is running."""
+        self.add_late_evaluation(result)
         if self.keep_best and self._will_be_scored(result, result.updates):
             return True
         score = self._score(vars(result), result.updates)
@@ -389,7 +390,7 @@ class Checkpoints:
                 stacklevel=3,
             )
         self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path, result.updates)
-        self.take_late(result)
+        self.add_late_evaluation(result)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
         stays = {*newest, *self.ranked()[: self.keep_best]}
         for kept in set(self._kept.values()) - stays:
@@ -399,7 +400,8 @@ class Checkpoints:
         return path
 
     def _score(self, result: Mapping[str, Any], updates: int) -> float:
-        """The score of weights after so many gradient steps; NaN if the metric is of an evaluation of others."""
+        """The score of the weights after ``updates`` gradient steps; NaN if the metric comes from an evaluation of
+        other weights."""
         if self._is_evaluated(result) and result["evaluation"].get("updates", updates) != updates:
             return math.nan
         return score_of(result, self.metric)
@@ -412,11 +414,11 @@ class Checkpoints:
         )
 
     def _will_be_scored(self, result: Result, updates: int) -> bool:
-        """Whether an evaluation of weights after so many gradient steps is running."""
+        """Whether an evaluation of the weights after ``updates`` gradient steps is running."""
         return result.evaluating == updates and self._is_evaluated(vars(result))
 
-    def take_late(self, result: Result) -> None:
-        """Give a checkpoint the score of an evaluation that ran beside training and has ended."""
+    def add_late_evaluation(self, result: Result) -> None:
+        """Give a checkpoint the score of an evaluation that ran in parallel with training and has ended."""
         updates = int(result.evaluation.get("updates", result.updates))
         score = self._score(vars(result), updates)
         if updates == result.updates or not self._is_evaluated(vars(result)) or math.isnan(score):
@@ -440,12 +442,12 @@ class Checkpoints:
         return sorted(scored, key=lambda kept: (sign * kept.score, kept.time), reverse=True)
 
     def best(self) -> str | None:
-        """The path of the one with the best score; None if none has a score."""
+        """The path of the checkpoint with the best score; None if none has a score."""
         ranked = self.ranked()
         return ranked[0].path if ranked else None
 
     def latest(self) -> str | None:
-        """The path of the newest; None if there are none."""
+        """The path of the newest checkpoint; None if there are none."""
         return self.all()[-1].path if self._kept else None
 
 

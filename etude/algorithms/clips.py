@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips: whole episodes played to be watched, as frames, as a file, or in the env's own window."""
+"""Clips: play whole episodes and show them, as frames, as a file, or in the env's own window."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from etude.envs.render import (
     fps_of,
     open_window,
     parse_size,
-    seen_env,
+    rendering_env,
 )
 from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
@@ -39,7 +39,7 @@ from etude.policies.policy import check_same_actions
 from etude.runners import Episode, Runner
 
 Playable: TypeAlias = Algorithm[Any] | PolicyLike | None
-"""What acts: an algorithm, a policy, a module without connectors, or None for random actions."""
+"""Chooses the actions: an algorithm, a policy, a module without connectors, or None for random actions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -81,7 +81,7 @@ def clip(
     """Play whole episodes and film them: ``clip(ppo, "clip.mp4")``, ``clip(module, "CartPole-v1").frames``.
 
     Args:
-        policy: What acts; None takes random actions.
+        policy: The algorithm, policy or module that chooses the actions; None: random actions.
         env: The env, as for training; a function that makes it must take ``render_mode``, or make it with
             ``rgb_array``. None: the algorithm's own. A file name here is taken as ``to``.
         to: File to write: .gif, whose frames are kept in memory until it is written, with a byte for each pixel; or
@@ -191,12 +191,12 @@ def check_clips(algorithm: Algorithm[Any]) -> None:
 
 @contextlib.contextmanager
 def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
-    """Context with the env to play in, which is closed afterwards unless it was given."""
+    """Context with the env to play in. It is closed afterwards, unless the caller gave it as an object."""
     where = policy.env_to_play(env) if isinstance(policy, Algorithm) else env
     if where is None:
         raise SettingsError("there is no env to act in: give one, as env=....")
     with no_screen_needed():
-        shown = seen_env(where, mode)
+        shown = rendering_env(where, mode)
         try:
             yield shown
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs compared: those that differ in nothing but their seed are one group, with a mean and an interval."""
+"""Compare groups of runs, such as the seeds of one algorithm, by interquartile means and confidence intervals."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger("etude.algorithms")
 Floats = NDArray[np.float64]
 
 CLOCKS: Final = ("env_steps", "updates", "seconds", "iteration")
-"""What a figure can be plotted over."""
+"""The x-axes over which a figure can be plotted."""
 NUM_POINTS: Final = 200
 NUM_RESAMPLES: Final = 2_000
 LEVEL: Final = 0.95
@@ -50,16 +50,17 @@ class GroupEnd(NamedTuple):
     value: float
     """The interquartile mean of the last values of the runs."""
     low: float
-    """Where the interval begins, in which the value is with 95 %; the value itself where there is one run."""
+    """Lower bound of the 95 % confidence interval of `value`; equal to it if there is only one run."""
     high: float
+    """Upper bound of this interval."""
     first: float
-    """Where the shortest run ended, by the clock that was asked for, such as env steps."""
+    """Last value of the x-axis, such as env steps, in the shortest run."""
     last: float
-    """Where the longest run ended."""
+    """The same in the longest run."""
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some of the runs went on for longer than others, by more than a twentieth."""
+        """Whether the shortest run is more than 5 % shorter than the longest."""
         return self.last > self.first + 0.05 * abs(self.last)
 
 
@@ -78,8 +79,8 @@ def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
     """The 95 % interval of the interquartile mean, by the percentile bootstrap over runs (ibid., section 4.1).
 
     Args:
-        values: ``[..., runs]``; the same runs are drawn for every row.
-        seed: Of what is drawn.
+        values: ``[..., runs]``; the same resampled runs are used for every row.
+        seed: Seed of the resampling.
 
     Returns:
         Its lower and its upper bound, ``[...]`` each.
@@ -100,18 +101,18 @@ def interval_of(values: Floats) -> tuple[float, float, float]:
 def read_runs(
     paths: Sequence[str | os.PathLike[str]], *, by: str, y: str = "return_mean", x: str = "env_steps"
 ) -> list[RunCurve]:
-    """Runs, each with the group that it is of.
+    """Read the curve of a figure from runs, and find the group of each.
 
     Args:
         paths: Folders of runs, or folders of such folders.
-        by: What runs of one group have in common: ``algorithm`` (or ``algo``), ``folder`` (of ``paths``), or a
-            setting, such as ``lr`` or ``optimizer.grad_clip``.
+        by: What runs of one group have in common: ``algorithm`` (or ``algo``), ``folder`` (of ``paths``), or a setting,
+            such as ``lr`` or ``optimizer.grad_clip``.
         y: A figure of `Result`; ``losses/policy`` is an entry of one.
         x: One of `CLOCKS`.
 
     Raises:
         DataError: there is no run, or one has no such figure.
-        SettingsError: ``x`` or ``by`` is none of a run's.
+        SettingsError: ``x`` is not one of `CLOCKS`, or a run has no setting ``by``.
     """
     if x not in CLOCKS:
         raise SettingsError(f"`x` is {x!r}. {choice(x, CLOCKS)}")
@@ -119,7 +120,7 @@ def read_runs(
 
 
 def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Path]]:
-    """The folder of each run, and the path in which it was found first."""
+    """The folder of each run, and the given path in which it was first found."""
     if not paths:
         raise DataError("no run to compare: give one run folder or more.")
     found: dict[Path, tuple[Path, Path]] = {}
@@ -169,8 +170,11 @@ def _figure(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_lost(row: Mapping[str, Any], name: str) -> bool:
-    """Whether a figure is NaN or infinite. NaN is written as null, which a figure of its own, such as ``return_mean``,
-    also is while it is unknown."""
+    """Whether a figure is NaN or infinite.
+
+    NaN is written as null. A null in a field itself, such as ``return_mean``, does not count, as it may only be unknown
+    yet.
+    """
     root, _, part = name.partition("/")
     value = _figure(row, name)
     is_null = value is None and isinstance(row.get(root), Mapping) and part in row[root]
@@ -178,7 +182,7 @@ def _is_lost(row: Mapping[str, Any], name: str) -> bool:
 
 
 def _env_of(path: Path, meta: Any) -> str:
-    """What runs of one env have in common; an env that has no name in the checkpoint is that of its run alone."""
+    """A name that runs in the same env share. An env without a name in the checkpoint counts as that run's own."""
     config = meta.get("config") if isinstance(meta, Mapping) else None
     env = config.get("env") if isinstance(config, Mapping) else None
     name = saved_env_name({"env": env})
@@ -188,7 +192,7 @@ def _env_of(path: Path, meta: Any) -> str:
 
 
 def _settings(meta: Any) -> dict[str, Any]:
-    """What a run was made with, by the path of the setting, and ``algorithm``."""
+    """The settings of a run by dotted path, and ``algorithm``."""
     if not isinstance(meta, Mapping):
         return {}
     config, out = meta.get("config"), dict[str, Any]()
@@ -215,7 +219,7 @@ def _group(path: Path, settings: Mapping[str, Any], by: str) -> str:
 
 
 def _grouped(runs: Sequence[RunCurve]) -> dict[tuple[str, str], list[RunCurve]]:
-    """By env and group, in the order in which they come."""
+    """The runs by env and group, in their order."""
     out: dict[tuple[str, str], list[RunCurve]] = {}
     for run in runs:
         out.setdefault((run.env, run.group), []).append(run)
@@ -223,12 +227,16 @@ def _grouped(runs: Sequence[RunCurve]) -> dict[tuple[str, str], list[RunCurve]]:
 
 
 def band_of(runs: Sequence[RunCurve]) -> Band:
-    """The interquartile mean of runs over time, where all of them have been, with its 95 % interval."""
+    """The interquartile mean of runs over time, in the range that all of them cover, with its 95 % interval.
+
+    Raises:
+        DataError: the runs have no range in common, or their x-axis stays at 0.
+    """
     first, last = max(run.x[0] for run in runs), min(run.x[-1] for run in runs)
     if not last:
         raise DataError(
-            f"{runs[0].group}: the clock of its runs stands still, as that of env steps where training is offline: "
-            "take another as `x` (--x updates)."
+            f"{runs[0].group}: `x` is 0 in all rows, as env steps are in offline training: use another, such as "
+            "updates (--x updates)."
         )
     if last < first:
         raise DataError(f"{runs[0].group}: its runs have no time in common: {', '.join(run.path for run in runs)}.")

@@ -20,11 +20,11 @@ from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
 from etude.settings import (
     FloatAbove0,
     FloatFrom0,
-    Fraction,
     IntFrom0,
     IntFrom1,
     Rate,
     Rule,
+    UnitInterval,
     check_rules,
     defaults,
     leaves_of,
@@ -34,8 +34,8 @@ from etude.settings import (
 )
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
-"""A network, or a function that makes one from the spaces. They are Any, so that it may be annotated with the kinds of
-space that it takes."""
+"""A network, or a function ``(obs_space, action_space)`` that makes one. The arguments are Any, so that the function
+may annotate narrower types of space."""
 
 ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
 """Module ids, or a mapping from ids to networks; None for the built-in one."""
@@ -58,13 +58,13 @@ class AgentsConfig:
     begins an episode. None: each agent uses the module of its own name, or the only one."""
 
     overrides: Mapping[str, Mapping[str, Any]] | None = None
-    """Settings of single modules that differ from the common ones, by module id: `{"red": {"lr": 1e-4, "clip": 0.1}}`;
-    as a flag, `--overrides 'red={"lr": 1e-4}'`. They may concern the module and its learning, but not acting and
-    collecting."""
+    """Settings of individual modules that differ from the common ones, by module id: `{"red": {"lr": 1e-4, "clip":
+    0.1}}`; as a flag, `--overrides 'red={"lr": 1e-4}'`. Only settings of the module and its learning can be overridden,
+    not those of acting and collecting."""
 
     modules_to_train: TrainedLike | None = None
     """The modules that learn: their ids, or a function `(module_id, experience) -> bool`; None: all. The others act but
-    stay unchanged. The experience is what was newly collected; None with offline algorithms."""
+    stay unchanged. `experience` is the newly collected experience, or None in offline algorithms."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -72,9 +72,9 @@ class AgentsConfig:
             "agents",
             modules=(
                 self.modules is None or 0 < len(set(self.modules)) == len(self.modules),
-                "one id or more, each once",
+                "a list of at least one id, without duplicates",
             ),
-            module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
+            module_of=(self.module_of is None or self.modules is not None, "none without `modules`"),
         )
 
 
@@ -90,16 +90,17 @@ class EvaluationConfig:
     }
 
     interval: IntFrom0 = 0
-    """Iterations between evaluations, at least 0; 0 never evaluates. Training that a budget ends also ends with one.
-    Results report their figures beside those of training. Offline algorithms evaluate only if an `env` is given."""
+    """Iterations between evaluations, at least 0; 0 never evaluates. If a budget ends training, the final weights are
+    evaluated, too. Results report evaluations separately from training episodes. Offline algorithms evaluate only if an
+    `env` is given."""
 
     episodes: IntFrom1 = 20
     """Episodes in an evaluation, at least 1."""
 
     beside: bool = False
-    """Offline algorithms only: evaluate a copy of the module in a thread while training goes on. The returns are in the
-    result of the next iteration in which an evaluation is due, or of the last one if a budget ends training, and
-    `Checkpoints` scores the evaluated weights with them."""
+    """Offline algorithms only: evaluate a copy of the module in a thread during training. The returns are in the result
+    of the next iteration in which an evaluation is due, or of the last one if a budget ends training. `Checkpoints`
+    uses them as the score of the evaluated weights."""
 
 
 @settings
@@ -112,9 +113,9 @@ class MetricsConfig:
     """Number of latest episodes over which results average returns and lengths, at least 1."""
 
     smoothing: Smoothing = "window"
-    """How results average returns and lengths of episodes, and milliseconds of a turn. `window`: over the last `window`
-    episodes; turns, over the iteration. `ema`: exponential moving averages over episodes, in which a new one weighs 2 /
-    (window + 1); turns, over iterations in the same way."""
+    """How results average episode returns and lengths, and the milliseconds per turn (`turn_ms`). `window`: over the
+    last `window` episodes; turns over the iteration. `ema`: exponential moving averages over episodes, in which a new
+    episode has the weight 2 / (window + 1); turns over iterations in the same way."""
 
 
 @settings
@@ -134,8 +135,8 @@ class TrajectoryConfig:
     """Longest segment, in steps: longer ones are cut; None never cuts."""
 
     at_max_length: Literal["continue", "reset"] = "continue"
-    """What happens to an episode at `max_length`: `continue` goes on in another segment; `reset` truncates it and
-    resets its env."""
+    """What happens to an episode at `max_length`. `continue`: it continues in another segment; `reset`: it is
+    truncated, and its env is reset."""
 
     whole_episodes: bool = False
     """Learn from whole episodes: an iteration ends as soon as the finished episodes have `num_steps` steps in total."""
@@ -170,13 +171,13 @@ class SequenceConfig:
 
     burn_in: IntFrom0 = 0
     """Steps before each sequence that a recurrent module first processes without gradients, at least 0. Its state at
-    the start of the sequence then comes from its present weights (Kapturowski et al. 2019, "Recurrent experience replay
+    the start of the sequence then comes from its current weights (Kapturowski et al. 2019, "Recurrent experience replay
     in distributed reinforcement learning")."""
 
     start: Literal["stored", "zeros"] = "stored"
-    """State with which a recurrent module begins a sequence (or its burn-in). `stored`: the state it had while acting,
-    which a replay then stores. `zeros`: its initial state. SAC's critics, which do not act, always begin with their
-    initial state."""
+    """State with which a recurrent module begins a sequence (or its burn-in). `stored`: the state that it had while
+    acting, which the replay buffer then stores. `zeros`: its initial state. Critics with a memory of their own (SAC,
+    TD3) do not act, so they always begin with their initial state."""
 
 
 @settings
@@ -197,27 +198,28 @@ class SegmentConfig:
 
 @settings
 class ReplayConfig:
-    """What a replay holds, and how steps are drawn from it."""
+    """Size of the replay buffer, and how steps are sampled from it."""
 
     everyday: ClassVar[tuple[str, ...]] = ("capacity", "learning_starts")
 
     capacity: int = 1_000_000
-    """Capacity of each module's replay in steps, at least `batch_size`: when it is full, the oldest are overwritten."""
+    """Capacity of each module's replay buffer in steps, at least `batch_size`: when it is full, the oldest are
+    overwritten."""
 
     learning_starts: IntFrom0 = 1000
     """Env steps collected before the first gradient step, at least 0. Until then SAC and TD3 sample actions uniformly
     from the action space."""
 
     prioritized: bool = False
-    """Draw steps in proportion to their latest errors, with importance weights; otherwise uniformly. Source: Schaul et
-    al. 2016, "Prioritized experience replay", the proportional variant."""
+    """Sample steps in proportion to their latest TD errors, with importance weights; otherwise uniformly. Source:
+    Schaul et al. 2016, "Prioritized experience replay", the proportional variant."""
 
     priority_alpha: FloatFrom0 = 0.6
-    """Exponent of the errors, at least 0; 0 draws uniformly. Default: Schaul et al. 2016, table 3."""
+    """Exponent of the TD errors, at least 0; 0 samples uniformly. Default: Schaul et al. 2016, table 3."""
 
     priority_beta: Schedule = ((0, 0.4), (100_000, 1.0))
-    """Exponent of the importance weights, 0 to 1; 1 corrects in full. Default: from 0.4 to 1, as in Schaul et al.
-    2016."""
+    """Exponent of the importance weights, 0 to 1; 1 corrects the bias fully. Default: from 0.4 to 1, as in Schaul et
+    al. 2016."""
 
 
 @settings
@@ -247,16 +249,16 @@ class ReadingConfig:
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
     """What happens to bad data, such as NaN or duplicate steps. `strict`: an error. `repair`: it is fixed where no
-    values need to be invented. `skip`: it is left out. The latter two count and report it."""
+    values need to be invented. `skip`: it is left out. `repair` and `skip` count and report it."""
 
     obs_filter: Literal["data", "stored"] = "data"
     """Where connectors that learn from observations, such as `normalize_obs`, get their statistics. `data`: from all of
-    the data, in a pass before training. `stored`: from the recording, which has stored them."""
+    the data, in a pass before training. `stored`: those stored in the recording."""
 
 
 @settings
 class VTraceConfig:
-    """V-trace's importance weights for steps that were made by older weights."""
+    """Caps of V-trace's importance weights, which correct for steps collected with older weights."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
@@ -274,7 +276,7 @@ class VTraceConfig:
 
 @settings
 class TargetConfig:
-    """When and how far target networks move."""
+    """How target networks are updated."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"interval": "target_interval"}
@@ -283,8 +285,9 @@ class TargetConfig:
     """Gradient steps between two updates of the target network, at least 1; None: there is no target network."""
 
     tau: Rate = 1.0
-    """How far an update moves the target network towards the trained one, above 0, at most 1. 1 copies it (Mnih et al.
-    2015; Luo et al. 2020); less, with an `interval` of 1, is Polyak averaging (Lillicrap et al. 2016)."""
+    """How far an update moves the target network towards the trained one, above 0, at most 1. 1 copies the trained
+    network (Mnih et al. 2015; Luo et al. 2020). A smaller value with an `interval` of 1 is Polyak averaging (Lillicrap
+    et al. 2016)."""
 
 
 # -- settings of algorithms ------------------------------------------------------------------------------------------
@@ -336,12 +339,12 @@ class RecordConfig:
     main_setting: ClassVar[str] = "path"
 
     path: str | None = None
-    """The folder of the recording; None records nothing. Modules with different spaces each get a subfolder of their
-    name."""
+    """The folder of the recording; None records nothing. Modules with different spaces each get a subfolder named after
+    the module."""
 
     layout: Literal["episodes", "table"] = "episodes"
     """When steps are written. `episodes`: each episode as a whole when it ends; unfinished ones are held in memory, up
-    to 256 MiB. `table`: steps are written as they are made."""
+    to 256 MiB. `table`: steps are written as they are collected."""
 
     compression: str | Mapping[str, str] | None = None
     """A codec for all columns, such as `zstd:3`, or codecs by column: `obs/camera=zstd:3,obs=lz4`. None: LZ4 for
@@ -376,19 +379,19 @@ class AlgorithmConfig:
     """Settings without effect on this algorithm, by dotted path (such as `network.separate`), and the reason: they are
     refused. Those of base classes are added."""
 
-    of_weights: ClassVar[tuple[str, ...]] = ("network",)
-    """Settings that decide what weights mean: a run or a policy can't be loaded with others, even if the weights would
-    fit."""
+    architecture_settings: ClassVar[tuple[str, ...]] = ("network",)
+    """Settings that determine what the weights mean: a run or a policy can't be loaded with other values of these, even
+    if the weights would fit."""
 
     needs: ClassVar[Mapping[str, str]] = {
         "network.recurrent_size": "network.recurrent",
         "optimizer.grad_clip_by": "optimizer.grad_clip",
     }
-    """Settings that have an effect only with another one, by dotted path: an algorithm warns where that one is not
-    set. Those of base classes are added."""
+    """Settings that have an effect only if another one is set, by dotted path; otherwise an algorithm warns. Those of
+    base classes are added."""
 
     env: EnvLike | None = None
-    """The env to act in: a registered id, `module:factory`, a function that makes an env; an Env, VectorEnv or
+    """The env to act in: a registered id, `module:factory`, a function that makes an env, or an Env, VectorEnv or
     Arena."""
 
     engine: EngineLike = "local"
@@ -396,11 +399,12 @@ class AlgorithmConfig:
     object with its settings."""
 
     seed: IntFrom0 | None = None
-    """Seed of all randomness: weights, envs, actions, the order of minibatches; at least 0. None draws one from the
-    system."""
+    """Seed of all randomness: weights, envs, actions, the order of minibatches; at least 0. None: a random one from the
+    operating system."""
 
     module: ModuleLike | None = None
-    """Your own network: an nn.Module, or a class or function called with (obs_space, action_space). None: `network`."""
+    """Your own network: an nn.Module, or a class or function called with (obs_space, action_space). None: the built-in
+    network, see `network`."""
 
     agents: AgentsConfig = AgentsConfig()
     """Several modules, for agents that share an env."""
@@ -425,11 +429,11 @@ class AlgorithmConfig:
     """Evaluations during training."""
 
     callbacks: tuple[CallbackLike, ...] = ()
-    """Your own code, called in this order while episodes run in training; offline, in its evaluations. Each is an
-    object or class that inherits from `Callback`, or `module:Class`."""
+    """Your own code, called in this order during training episodes; in offline algorithms, during evaluations. Each is
+    an object or class that inherits from `Callback`, or `module:Class`."""
 
     record: RecordConfig = RecordConfig()
-    """Record the steps of training; offline, those of its evaluations."""
+    """Record the steps of training; in offline algorithms, those of evaluations."""
 
     metrics: MetricsConfig = MetricsConfig()
     """How results average the figures of episodes."""
@@ -457,9 +461,9 @@ class AlgorithmConfig:
             raise SettingsError(f"`agents.modules_to_train` is {trained!r}, but the `modules` are {there}.")
 
     def without_effect(self) -> list[str]:
-        """What to warn of: settings without effect, as the one that they need is not set.
+        """Warnings about settings that have no effect because the setting that they need is not set.
 
-        Where you give networks of your own, or several modules, nothing is known about what they use: [].
+        Returns [] for your own networks and for several modules, as it is not known which settings they use.
         """
         if self.module is not None or self.agents.modules is not None:
             return []
@@ -537,12 +541,12 @@ class ActingConfig(AlgorithmConfig):
     trajectories: TrajectoryConfig = TrajectoryConfig()
     """How collected steps are cut into segments and counted."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
 
 
 ClipRange = Annotated[Schedule, Rule(lambda clip: any(value > 0 for _, value in points_of(clip)), "above 0")]
-"""The clipping range of a probability ratio: above 0, or a schedule with a point that is."""
+"""The clipping range of a probability ratio: above 0, or a schedule with at least one point above 0."""
 
 
 @settings
@@ -555,7 +559,7 @@ class OnPolicyConfig(ActingConfig):
 
     lr: Schedule = 1e-3
     """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: the best
-    of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
+    of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks need less."""
 
     num_steps: int = 4096
     """Steps collected for each iteration, over all envs, at least 1. Default: measured as for `lr`; sampling is cheap,
@@ -574,7 +578,7 @@ class OnPolicyConfig(ActingConfig):
     sequences: SequenceConfig = SequenceConfig()
     """How recurrent modules are trained."""
 
-    lambda_: Fraction = 0.95
+    lambda_: UnitInterval = 0.95
     """Lambda of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
 
 
@@ -608,8 +612,8 @@ class OfflineConfig(AlgorithmConfig):
     `learn_from`, and `env` defines the spaces."""
 
     batch_size: IntFrom1 = 1024
-    """Steps in a gradient step, at least 1. Recurrent modules take whole sequences with about this many steps in
-    all."""
+    """Steps in each batch, at least 1. Batches of recurrent modules are whole sequences with about this many steps in
+    total."""
 
     updates_per_iteration: IntFrom1 = 100
     """Gradient steps of each module between two results, at least 1."""
@@ -624,7 +628,7 @@ class OfflineConfig(AlgorithmConfig):
 
     filter: str | None = None
     """Learn only from steps that meet this condition, such as `reward > 0 and t < 100`. It may use columns of scalars
-    and of strings; readers use it to read less. Segments are cut where steps are left out."""
+    and of strings. Readers use it to skip data. Segments are cut where steps are left out."""
 
     sequences: SegmentConfig = SegmentConfig()
     """How segments are cut, for losses over sequences and for recurrent modules."""
@@ -635,7 +639,8 @@ class OfflineConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rules(
-            self, prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings")
+            self,
+            prelearner=(not isinstance(self.prelearner, type), "an object, not the class: write MyPreLearner(...)"),
         )
         if self.data is None and self.env is None:
             raise SettingsError(

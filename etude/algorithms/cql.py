@@ -149,7 +149,9 @@ class CQLConfig(OfflineCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: actions have bounds"))
+        check_rules(
+            self.network, "network", squash=(self.network.squash is not False, "true: actions are always squashed")
+        )
 
 
 class ConservativeModule(SoftModule):

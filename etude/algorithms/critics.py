@@ -18,7 +18,7 @@ from etude.modules import Module
 from etude.modules.critics import ActionEncoder, FollowedModule, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution, check_no_integers
 from etude.modules.network import NetworkConfig, RecurrentLayer
-from etude.settings import Fraction, IntFrom1, Rate, settings
+from etude.settings import IntFrom1, Rate, UnitInterval, settings
 from etude.spaces import Space, in_words
 
 M = TypeVar("M", bound=Module)
@@ -35,20 +35,23 @@ def of_kind(module: Module, kind: type[M]) -> M:
         ModuleError: it is of another kind.
     """
     if not isinstance(module, kind):
-        raise ModuleError(f"{type(module).__name__} is no {kind.__name__}: let make_module() give one.")
+        raise ModuleError(f"{type(module).__name__} is not a {kind.__name__}: return one from make_module().")
     return module
 
 
 def check_box(
     action_space: Space, name: str = "SAC", others: str = "DQN or PPO for Discrete actions, PPO for others"
 ) -> None:
-    """Raise a SettingsError unless actions are a Box of floats, which algorithm ``name`` needs; it suggests
-    ``others``. A Box of integers is a SpaceError."""
+    """Check that actions are a Box of floats, as the algorithm ``name`` needs.
+
+    Raises:
+        SettingsError: they are not a Box; the message suggests ``others``.
+        SpaceError: they are a Box of integers.
+    """
     check_no_integers(action_space)
     if not isinstance(action_space, spaces.Box):
         raise SettingsError(
-            f"the action space is {in_words(action_space)}, but {name} draws the actions of a Box of floats only. "
-            f"Take {others}."
+            f"the action space is {in_words(action_space)}, but {name} needs a Box of floats. Use {others}."
         )
 
 
@@ -61,7 +64,7 @@ def not_recurrent(module: Module, name: str) -> Module:
     if module.recurrent:
         raise SettingsError(
             f"{type(module.net).__name__} is recurrent, but {name} learns from single steps, which have no order in "
-            "time: take a network without a memory, or BC."
+            "time: use a network without a memory, or BC."
         )
     return module
 
@@ -71,8 +74,8 @@ def check_memories(policy: Module, config: NetworkConfig, name: str) -> None:
     if policy.recurrent != (config.recurrent is not None):
         has, lacks = ("policy", "critics") if policy.recurrent else ("critics", "policy")
         raise SettingsError(
-            f"the {has} of {name} would have a memory, and the {lacks} none: give a `module` that is recurrent and "
-            "set `network.recurrent`, which the critics are made by, or neither."
+            f"the {has} of {name} would be recurrent, but not the {lacks}: give a recurrent `module` and set "
+            "`network.recurrent`, which shapes the critics, or neither."
         )
 
 
@@ -88,9 +91,9 @@ def trained(**parts: nn.Module) -> dict[str, list[nn.Parameter]]:
     return {name: [p for p in part.parameters() if p.requires_grad] for name, part in parts.items()}
 
 
-def follow_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
-    """Move the module's target network if as many gradient steps were made as the settings ask for; if that step was
-    skipped, after the next one."""
+def update_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
+    """Update the module's target network every ``target.interval`` gradient steps. If that step was skipped, the next
+    step that is not skipped updates it."""
     if target.interval is None:
         return
     updates = next(own for own in learner.modules.values() if own.module is module).updates
@@ -114,9 +117,9 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
 
 @settings
 class OfflineCriticConfig(OfflineConfig):
-    """Settings of algorithms with critics that learn from a recording. It needs rewards and next observations."""
+    """Settings of algorithms with critics that learn from a recording, which needs rewards and next observations."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Default: as in the papers of all these algorithms."""
 
     n_step: IntFrom1 = 1
@@ -124,15 +127,15 @@ class OfflineCriticConfig(OfflineConfig):
     those of the behaviour policy. Default: as in the papers."""
 
     tau: Rate = 0.005
-    """How far target networks move towards the trained ones in each of their updates, above 0, at most 1. Default: as
-    in the papers."""
+    """How far an update moves the target networks towards the trained ones, above 0, at most 1. Default: as in the
+    papers."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
     """Settings of the optimizer. Default: gradients are not clipped, as in the papers."""
 
     batch_size: int = 256
-    """Steps in a gradient step, at least 1. Default: Kostrikov et al. 2021 (IQL), Kumar et al. 2020 (CQL), and Fujimoto
-    & Gu 2021 (TD3+BC)."""
+    """Steps in each batch, at least 1. Default: Kostrikov et al. 2021 (IQL), Kumar et al. 2020 (CQL), and Fujimoto & Gu
+    2021 (TD3+BC)."""
 
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
@@ -165,7 +168,7 @@ class OfflineCriticAlgorithm(OfflineAlgorithm[C]):
         return CriticModule(made.net, obs_space, action_space, made.dist, self.config.network)
 
     def after_step(self, module: Module) -> None:
-        """Move the target networks."""
+        """Update the target networks."""
         of_kind(module, TargetedModule).follower.follow(self.config.tau)
 
 

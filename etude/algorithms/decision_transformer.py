@@ -37,12 +37,12 @@ _NO_SUCH = "the built-in network is a transformer, which has a shape of its own"
 
 @settings
 class DecisionTransformerConfig(OfflineConfig):
-    """Settings of Decision Transformer. The recording needs rewards, and episodes with their ends."""
+    """Settings of Decision Transformer. The recording needs rewards, and each episode up to its end."""
 
     everyday: ClassVar[tuple[str, ...]] = ("context_length", "target_return")
 
-    of_weights: ClassVar[tuple[str, ...]] = (
-        *OfflineConfig.of_weights,
+    architecture_settings: ClassVar[tuple[str, ...]] = (
+        *OfflineConfig.architecture_settings,
         *("embedding_size", "num_layers", "num_heads", "max_timestep"),
     )
 
@@ -50,8 +50,8 @@ class DecisionTransformerConfig(OfflineConfig):
     """Steps that the policy sees, the current one included, at least 1. Default: Chen et al. 2021 for locomotion."""
 
     target_return: float | None = None
-    """Target return when acting, in units of reward; None: that of the best recorded episode. A run that is loaded to
-    play can be given another."""
+    """Target return when acting, in units of reward; None: that of the best recorded episode. It can be changed when a
+    run is loaded."""
 
     return_scale: FloatAbove0 | None = None
     """Divisor of returns before the network sees them, above 0; None: the largest magnitude of a recorded episode's
@@ -81,7 +81,7 @@ class DecisionTransformerConfig(OfflineConfig):
     """Settings of the optimizer. Default of `grad_clip`: Chen et al. 2021."""
 
     batch_size: int = 64
-    """Windows of `context_length` steps in a gradient step, at least 1. Default: Chen et al. 2021."""
+    """Windows of `context_length` steps in each batch, at least 1. Default: Chen et al. 2021."""
 
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
@@ -103,8 +103,7 @@ class DecisionTransformerConfig(OfflineConfig):
 
 
 class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
-    """Imitates recorded actions given the return that followed them; it then acts like episodes with the target
-    return."""
+    """Imitates recorded actions given the return that followed them, and acts with a given target return."""
 
     name = "decision_transformer"
 

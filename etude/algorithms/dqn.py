@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike, ReplayConfig, TargetConfig
-from etude.algorithms.critics import follow_when_due, of_kind
+from etude.algorithms.critics import of_kind, update_when_due
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
@@ -27,7 +27,7 @@ from etude.spaces import Space, in_words
 
 @settings
 class QTargetConfig(TargetConfig):
-    """How targets are computed, and when the target network moves."""
+    """How targets are computed, and how the target network is updated."""
 
     interval: IntFrom1 = 100
     """Gradient steps between two updates of the target network, at least 1."""
@@ -62,25 +62,24 @@ class DQNConfig(OffPolicyConfig):
     et al. 2015, table 1."""
 
     n_step: int = 5
-    """Rewards summed before a target bootstraps, at least 1. The steps between are used as they were made, without
-    off-policy correction. Default: with `lr` and `target_interval` the best of a dozen settings tried together on
-    CartPole."""
+    """Rewards summed before a target bootstraps, at least 1. There is no off-policy correction for the actions in
+    between. Default: with `lr` and `target_interval` the best of a dozen settings tried together on CartPole."""
 
     target: QTargetConfig = QTargetConfig()
-    """How targets are computed, and when the target network moves."""
+    """How targets are computed, and how the target network is updated."""
 
     lr: Schedule = 2e-3
     """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: as for
-    `n_step`; larger networks want less."""
+    `n_step`; larger networks need less."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=10.0)
     """Settings of the optimizer. Default of `grad_clip`: as in Stable-Baselines3 and Wang et al. 2016."""
 
     batch_size: int = 64
-    """Steps in a gradient step, at least 1."""
+    """Steps in each batch, at least 1."""
 
     replay: ReplayConfig = ReplayConfig(capacity=100_000)
-    """Size of the replay, and how steps are drawn from it."""
+    """Size of the replay buffer, and how steps are sampled from it."""
 
     network: NetworkConfig = NetworkConfig(hidden=(128, 128), activation="relu", separate=False)
     """The shape of the built-in network. With `dueling` and `separate`, values and advantages share no layers."""
@@ -241,11 +240,11 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         return Loss(td=(batch[WEIGHT] * losses).mean()).log(q=values.mean()).keep(td_error=target - values)
 
     def after_step(self, module: Module) -> None:
-        """Move the target network when it is due."""
-        follow_when_due(self.learner, module, self.config.target)
+        """Update the target network when it is due."""
+        update_when_due(self.learner, module, self.config.target)
 
     def training_step(self) -> Update:
-        """Run one iteration; epsilon, that of its last actions, is among the metrics."""
+        """Run one iteration, and add the ``epsilon`` of its last actions to the metrics."""
         update = super().training_step()
         nets = {name: of_kind(policy.module, QModule) for name, policy in self.policies.items()}
         epsilons = {name: {"epsilon": float(net.dist.epsilon)} for name, net in nets.items()}

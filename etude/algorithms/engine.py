@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: where the runners and learners of an algorithm live. The local one is here."""
+"""Engines, which run the runners and learners of an algorithm. This file has the local one."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,11 +37,11 @@ Learned = Callable[[Figures], None]
 
 
 class Engine:
-    """Where the runners and learners of an algorithm live: in this process, with env workers if the settings ask for
-    them. `etude.ray.engine.RayEngine` inherits from it and moves some or all of them to a Ray cluster.
+    """Runs the runners and learners of an algorithm: in this process, with env workers if the settings ask for them.
+    `etude.ray.engine.RayEngine` inherits from it and moves some or all of them to a Ray cluster.
 
     It is made with the algorithm, but starts processes only when they are needed, so that an algorithm loaded only to
-    play starts none.
+    act starts none.
 
     Args:
         algorithm: An `Algorithm`. The type is Any because that class imports this file, as in `engine_of`.
@@ -52,8 +52,8 @@ class Engine:
         self._arena: Arena | None = None
         self.is_asked = True
         """Whether the learners that the settings ask for were used; always True for learners in this process."""
-        self.samples_beside = False
-        """Whether envs are stepped all the time, not just while experience is waited for."""
+        self.samples_in_background = False
+        """Whether envs are stepped all the time, not just while the learner waits for experience."""
 
     # -- acting ---------------------------------------------------------------------------------------------------
 
@@ -89,14 +89,14 @@ class Engine:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether a run with the same seed makes the same steps: timing decides nothing."""
+        """Whether runs with equal seeds collect equal steps, whatever their timing."""
         workers = self._algorithm.config.workers
         return not workers.num_workers or workers.min_batch == workers.num_workers * workers.envs_per_worker
 
     # -- learning -------------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
-        """Update each module from raw experience (on-policy). None: the result is returned by the next call."""
+        """Update each module from raw experience (on-policy). Returns None if a later call returns the result."""
         algorithm, updates = self._algorithm, dict[str, Update]()
         for name, exp in parts.items():
             seen = algorithm.connected(name, exp)
@@ -136,12 +136,13 @@ class Engine:
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def evaluate(self, num_episodes: int, seed: int) -> Played | None:
-        """Play whole episodes without exploration. If they run beside training, return the previous call's."""
+        """Play whole episodes without exploration. If they run in parallel with training, return those of the previous
+        call, or None."""
         played: Played | None = self._algorithm.evaluated(num_episodes, seed)
         return played
 
     def last_evaluation(self) -> Played | None:
-        """Wait for the evaluation that the last call of `evaluate` began beside training, and return it."""
+        """Wait for the evaluation that the last call of `evaluate` started in parallel with training, and return it."""
         played: Played | None = self._algorithm.evaluated_beside()
         return played
 

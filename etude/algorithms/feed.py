@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds: what supplies the learner of each module with batches, and measures the data flow."""
+"""Feeds, which supply the learner of each module with batches and measure the data flow."""
 
 import dataclasses
 import sys
@@ -34,10 +34,10 @@ from etude.recordings.pipeline import (
     Cuts,
     DataPipeline,
     InMemory,
-    Parted,
+    LoadingStats,
+    PartSource,
     Plan,
     Preparation,
-    Spent,
     Steps,
 )
 from etude.recordings.where import RowFilter
@@ -45,7 +45,7 @@ from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 _FEW = 0.1
-"""The learner is the slowest stage if it waits for less than this share of the time."""
+"""The learner is the slowest stage if it waits for at most this share of the time."""
 
 
 _END: Any = object()
@@ -81,9 +81,9 @@ class SegmentsOf:
 def modules_of(segments: Segments, module_of: ModuleOf | None, module_ids: Collection[str] = ()) -> NDArray[np.object_]:
     """The module id of each segment, object ``[segments]``; need not be the id of an existing module.
 
-    Without ``module_of`` it is the module that acted or, if the recording does not say, the agent's name. Where
-    ``module_of`` can't know, as the episode has no number, it is the one of ``module_ids`` that acted: for agents
-    without a name, as in served episodes, and if it fails.
+    Without ``module_of``, it is the module that acted or, if the recording does not state it, the agent's name. In
+    episodes without a number, such as served ones, ``module_of`` may not know it. If the module that acted is one of
+    ``module_ids``, that is then used for agents without a name, and if ``module_of`` fails.
 
     Raises:
         DataError: ``module_of`` fails.
@@ -136,16 +136,16 @@ class Feed:
         self._check = None if pipeline is not None else partial(check_batch, module=module)
         self._module, self._fresh, self.pipeline = module, fresh, pipeline
         self.waited = 0.0
-        """Seconds that the learner waited for batches since the last `told`."""
+        """Seconds that the learner waited for batches since the last `take_figures`."""
         self._connecting = 0.0
         self._depths: list[int] = []
-        self._told = Spent()
+        self._taken = LoadingStats()
 
     def take(self, num: int) -> Iterator[Any]:
-        """Yield the next ``num`` batches.
+        """Yield the next ``num`` batches, or fewer if they come to an end.
 
         Raises:
-            DataError: there are none left.
+            DataError: not even one is left.
         """
         for i in range(num):
             if self.pipeline is not None and (depth := self.pipeline.depth) is not None:
@@ -178,17 +178,17 @@ class Feed:
         self._connecting += time.perf_counter() - begin
         return exp if self._module.recurrent else exp.trained_steps()
 
-    def told(self) -> tuple[Spent, float, list[int]]:
+    def take_figures(self) -> tuple[LoadingStats, float, list[int]]:
         """Time and data spent since the last call, seconds waited, and the number of blocks that were ready each
         time."""
-        spent, waited, depths = Spent(), self.waited, self._depths
+        spent, waited, depths = LoadingStats(), self.waited, self._depths
         if self.pipeline is not None:
             spent.add(self.pipeline.spent)
         spent.seconds[CONNECTORS] += self._connecting
-        new = Spent(rows=spent.rows - self._told.rows, bytes=spent.bytes - self._told.bytes)
+        new = LoadingStats(rows=spent.rows - self._taken.rows, bytes=spent.bytes - self._taken.bytes)
         for layer, seconds in spent.seconds.items():
-            new.seconds[layer] = max(0.0, seconds - self._told.seconds[layer])
-        self._told, self.waited, self._depths = spent, 0.0, []
+            new.seconds[layer] = max(0.0, seconds - self._taken.seconds[layer])
+        self._taken, self.waited, self._depths = spent, 0.0, []
         return new, waited, depths
 
     def close(self) -> None:
@@ -205,9 +205,9 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
         seconds: Duration of the updates, waiting included.
         num_workers: Number of workers that shared reading, decoding and connecting.
     """
-    spent, waited, depths = Spent(), 0.0, list[int]()
+    spent, waited, depths = LoadingStats(), 0.0, list[int]()
     for feed in feeds.values():
-        own = feed.told()
+        own = feed.take_figures()
         spent.add(own[0])
         waited += own[1]
         depths += own[2]
@@ -227,11 +227,12 @@ MEMORY_LIMIT = 2**30
 """Bytes of observations and actions up to which ``mode="auto"`` holds the data in memory."""
 
 Read = dict[tuple[str, ...], Experience]
-"""What is held in memory of a recording, by the columns read, so that several modules share it."""
+"""The data of a recording that is held in memory, by the columns read. Several modules share it."""
 
 
 def feed_of(algorithm: Any, name: str, read: Read) -> Feed:
-    """The feed of one module, from its learner's position; see `plan_of` for the arguments and what is raised."""
+    """The feed of one module, which begins at its learner's position in the data; for arguments and errors, see
+    `plan_of`."""
     plan, device = plan_of(algorithm, name, read), algorithm.config.compute.device
     pipeline = DataPipeline(plan, to_device=None if device == "cpu" else partial(as_tensors, device=device))
     fresh = parted(algorithm.learner.modules[name].connectors)[1]
@@ -244,7 +245,7 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
     Args:
         algorithm: An `OfflineAlgorithm`. The type is Any because that class imports this file.
         name: The module id.
-        read: What other modules' feeds hold; what this one holds is added.
+        read: The data that other modules' feeds hold in memory; that of this feed is added.
         loads_here: Whether the recording is read in this process.
 
     Raises:
@@ -275,7 +276,7 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
         held = _held(config, recording, fresh, policy.module)
         make, size = _made(algorithm, policy.module, fresh)
         columns = _columns(algorithm, (*policy.connectors.connectors, *learner.connectors.connectors), early)
-        source: Parted = recording
+        source: PartSource = recording
         if loads_here and held != "nothing":
             if columns not in read:
                 read[columns] = recording.read(columns=columns, next_obs=make.next_obs)
@@ -310,7 +311,8 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
 
 
 def _made(algorithm: Any, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
-    """Whether batches are of steps or of segments, and their size in these."""
+    """How to make batches, of steps or of segments, and their size: for a recurrent module in segments, otherwise in
+    steps."""
     config, roots = algorithm.config, algorithm.columns
     length = config.sequences.max_len
     if not module.recurrent:
@@ -349,8 +351,8 @@ def _held(config: OfflineConfig, recording: Recording, fresh: list[Connector], m
     mode = config.reading.mode
     if mode == "materialize_mapped_data" and fresh:
         raise SettingsError(
-            f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while "
-            "it learns: what it gives can't be held. Take materialize_data, stream or auto."
+            f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} uses the module, which changes "
+            "during training, so its output can't be held. Use materialize_data, stream or auto."
         )
     if mode != "auto":
         return modes[mode]
@@ -371,11 +373,11 @@ def _learn(
     num_parts: int,
     stored: Any,
 ) -> None:
-    """Let connectors learn from the recording, or from what is ``stored`` in it, what they know about observations."""
+    """Let connectors learn statistics of observations from the recording, or load those ``stored`` in it."""
     if not prepare.learning:
         return
     if config.reading.obs_filter == "data":
-        for index in prepare.learning:  # one after the other, as each sees what those before it make of the data
+        for index in prepare.learning:  # one after the other, as each learns from the output of those before it
             for k in range(num_parts):
                 prepare.learn(index, part(k))
         return
@@ -426,7 +428,7 @@ def check_batch(batch: Any, module: Module) -> None:
 def _check_column(name: str, column: Any, leaf: Space) -> None:
     wanted = leaf_shape(leaf)
     if tuple(column.shape[1:]) != wanted:
-        raise DataError(f"column `{name}` of a batch has rows of shape {tuple(column.shape[1:])}, wanted are {wanted}.")
+        raise DataError(f"column `{name}` of a batch has rows of shape {tuple(column.shape[1:])}, not {wanted}.")
     if leaf_dtype(leaf).kind == "f":
         return
     is_float = column.dtype.is_floating_point if isinstance(column, torch.Tensor) else column.dtype.kind == "f"

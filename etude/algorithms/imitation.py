@@ -17,7 +17,7 @@ from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
 from etude.learners.optim import Schedule
 from etude.modules import Module, make_module
-from etude.settings import FloatFrom0, FloatFrom1, Fraction, Rate, settings
+from etude.settings import FloatFrom0, FloatFrom1, Rate, UnitInterval, settings
 from etude.spaces import Space
 
 
@@ -60,15 +60,16 @@ class MARWILConfig(OfflineConfig):
     """How strongly better actions are favoured, at least 0. 0 weights all actions alike, which is BC bit for bit; with
     1, a step with an advantage of ``c`` (see `AdvantageWeights`) weighs e times one with an advantage of 0."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Default: Schulman et al. 2017."""
 
-    lambda_: Fraction = 1.0
+    lambda_: UnitInterval = 1.0
     """Lambda of generalised advantage estimation, 0 to 1. Default: 1, which uses rewards as they were recorded (Wang et
     al. 2018)."""
 
     value_weight: FloatFrom0 = 1.0
-    """Weight of the value loss, at least 0. Policy and value function share no layers unless the network says so."""
+    """Weight of the value loss, at least 0. Policy and value function share no layers unless `network.separate` is
+    False."""
 
     average_rate: Rate = 0.01
     """Rate at which the moving average of squared advantages follows each batch, above 0, at most 1. The default
@@ -79,12 +80,11 @@ class MARWILConfig(OfflineConfig):
 
 
 class MARWIL(OfflineAlgorithm[MARWILConfig]):
-    """Advantage-weighted imitation for recordings of mixed quality: the better an action turned out, the more it
-    weighs.
+    """Advantage-weighted imitation for recordings of mixed quality: better actions get larger weights.
 
     See `AdvantageWeights` for the weights. Advantages are computed by the value function as it is at each gradient
     step. Segments are cut to `max_segment_length`, after which the value function estimates the rest: longer segments
-    are truer to the rewards, shorter ones mix better.
+    use more of the recorded rewards, shorter ones are shuffled better.
     """
 
     def learner_connectors(self) -> list[Any]:

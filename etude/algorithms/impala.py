@@ -44,7 +44,7 @@ class IMPALAConfig(OnPolicyConfig):
     CartPole; 1 in the paper."""
 
     vtrace: VTraceConfig = VTraceConfig()
-    """V-trace's importance weights for steps that were made by older weights."""
+    """Caps of V-trace's importance weights, which correct for steps collected with older weights."""
 
     value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, the mean squared error, at least 0. Default: PPO's; this is twice that of Espeholt et
@@ -60,7 +60,7 @@ class IMPALAConfig(OnPolicyConfig):
 
     lr: Schedule = 2e-3
     """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: measured
-    on Acrobot and CartPole; larger networks want less."""
+    on Acrobot and CartPole; larger networks need less."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=40.0)
     """Settings of the optimizer. Default of `grad_clip`: Espeholt et al. 2018, for Atari. Their loss is a sum over
@@ -70,17 +70,17 @@ class IMPALAConfig(OnPolicyConfig):
         super().__post_init__()
         alone = self.minibatch_size == type(self).minibatch_size
         check_rules(
-            self, minibatch_size=(self.num_minibatches is None or alone, "left alone, or `num_minibatches` be none")
+            self, minibatch_size=(self.num_minibatches is None or alone, "left out, or `num_minibatches` be none")
         )
 
 
 class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
-    """Policy gradient with V-trace: learns from steps that were made by older weights, too."""
+    """Policy gradient with V-trace, which also learns from steps collected with older weights."""
 
-    collects_beside: ClassVar[bool] = True
+    collects_in_background: ClassVar[bool] = True
 
     def learner_connectors(self) -> list[Any]:
-        """V-trace advantages and value targets, for the module's weights when they are computed."""
+        """The connectors that add V-trace advantages and value targets, for the module's current weights."""
         config = self.config
         connectors: list[Any] = [VTrace(config.gamma, config.vtrace.rho_bar, config.vtrace.c_bar, config.lambda_)]
         return [*connectors, LiftAdvantages()] if config.lift_advantages else connectors
@@ -102,7 +102,7 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         return Loss(**parts).log(kl=-log_ratio.mean(), rho=rho.mean(), entropy=entropy)
 
     def setup(self) -> None:
-        """Also keep what modules saw, for as long as they learn from it."""
+        """Also make the store of what each module saw, from which further epochs recompute V-trace."""
         super().setup()
         self._seen: dict[str, tuple[Experience, Experience]] = {}  # by module: what it learns from, and what it saw
 
@@ -116,10 +116,10 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         """Update one module as every on-policy algorithm does; the learner's connectors run again before each further
         epoch, on what the module saw."""
         prepared, seen = self._seen.pop(learner.name, (exp, exp))
-        if prepared is not exp:  # experience that a user prepared
+        if prepared is not exp:  # the user prepared other experience
             seen = exp
-        updates = [self.go_over(learner, exp, epochs=1)]
+        updates = [self.update_epochs(learner, exp, epochs=1)]
         for _ in range(self.config.epochs - 1):
             exp = self.learner.modules[learner.name].connectors.offline(seen, learner.module)
-            updates.append(self.go_over(learner, exp, epochs=1))
+            updates.append(self.update_epochs(learner, exp, epochs=1))
         return mean_of(updates)

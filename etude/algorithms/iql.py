@@ -35,8 +35,7 @@ class IQLConfig(OfflineCriticConfig):
 
 
 class IQL(OfflineCriticAlgorithm[IQLConfig]):
-    """Implicit Q-learning: values recorded actions without querying others, and imitates the better ones; for any
-    actions.
+    """Implicit Q-learning, for any actions: evaluates only recorded actions, and imitates the better ones.
 
     A state's value is an upper expectile of its recorded actions' values, which stands in for their maximum.
     """

@@ -16,7 +16,7 @@ from etude.checkpoints import Where, load_meta, load_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.learners import check_device
 from etude.policies import Policy
-from etude.settings import choice, merged, other_names, own_paths, placed
+from etude.settings import choice, merged, nested_by_name, other_names, own_paths
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
 
@@ -42,7 +42,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
             ``workers={"min_batch": 4}``.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint, is broken, names what is not given, or holds only some
+        CheckpointError: the folder is not a checkpoint, is broken, names code that is not given, or holds only some
             components (see `Algorithm.load`).
         SettingsError: an override is not a setting.
     """
@@ -60,7 +60,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     with what_fits(path):
         algorithm = cls(config, saved_spaces=spaces)
-    # where an algorithm runs and records does not change it
+    # where an algorithm runs and records does not change what it learns
     names = sorted({field.name for field in dataclasses.fields(config)} - {"engine", "record"})
     changes = _changes(config, saved, names, also_new=True)
     algorithm.recorder.has_new_settings = bool(changes)
@@ -90,9 +90,9 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
 def _changes(
     config: AlgorithmConfig, saved: Mapping[str, Any], names: Iterable[str], *, also_new: bool = False
 ) -> list[str]:
-    """Those of the settings ``names`` that are others than were saved, by path.
+    """The settings among ``names`` that differ from the saved ones, by path.
 
-    What was saved by an older version may lack some inner settings. These count if ``also_new``, and if they don't have
+    A checkpoint of an older version may lack some nested settings. With ``also_new``, these count if they differ from
     their defaults.
     """
     found = []
@@ -132,15 +132,15 @@ def _check_weights(config: AlgorithmConfig, saved: Mapping[str, Any], overrides:
     """Raise a CheckpointError if a module's weights would mean something else with these settings."""
     cls = type(config)
     owner = cls.__name__
-    given = placed(cls, overrides, owner)
-    if given.keys().isdisjoint((*cls.of_weights, "agents")):
+    given = nested_by_name(cls, overrides, owner)
+    if given.keys().isdisjoint((*cls.architecture_settings, "agents")):
         return
-    saved = placed(cls, saved, owner)
+    saved = nested_by_name(cls, saved, owner)
     before, now = (saved.get("agents") or {}).get("overrides") or {}, config.agents.overrides or {}
     for module_id in modules_given(config):
         own = config.with_overrides(module_id, now.get(module_id, {}))
-        was = merged(saved, placed(cls, before.get(module_id, {}), owner))
-        if differ := _changes(own, was, cls.of_weights):
+        was = merged(saved, nested_by_name(cls, before.get(module_id, {}), owner))
+        if differ := _changes(own, was, cls.architecture_settings):
             raise CheckpointError(f"{differ[0]} can't be other than it was saved: the checkpoint is of another module.")
 
 
@@ -151,10 +151,10 @@ _NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record"
 def load_policy(
     path: Where, policy_id: str | None = None, *, device: str = "cpu", trust: bool = False, **overrides: Any
 ) -> Policy:
-    """Load a policy that was saved at ``path``, for `Policy.act`: needs no env, optimizer, replay or recording.
+    """Load a policy that was saved at ``path``, for `Policy.act`: needs no env, optimizer, replay buffer or recording.
 
     Only the weights and the connectors' learned state are read. As in `load`, nothing that the checkpoint names is
-    imported or called: pass your own network or connectors as ``module=...`` or ``connectors=...``.
+    imported or called: pass your own network as ``module=...`` and your own connectors as ``connectors=...``.
 
     Args:
         path: The folder of a run or of a checkpoint, or its URL.
@@ -166,7 +166,7 @@ def load_policy(
             affects how a policy acts, such as the ``target_return`` of `DecisionTransformer`.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint, is broken, or names what is not given.
+        CheckpointError: the folder is not a checkpoint, is broken, or names code that is not given.
         SettingsError: there are several policies and no id is given, there is none of this id, or an override is not a
             setting.
     """
@@ -212,10 +212,10 @@ def _config_of_policy(
     trust: bool,
 ) -> AlgorithmConfig:
     """The settings of a run with this policy alone; those that don't affect it have their defaults."""
-    kept = placed(cls, saved, cls.__name__)
+    kept = nested_by_name(cls, saved, cls.__name__)
     agents, given = kept.pop("agents", None) or {}, dict(overrides)
     with what_fits(f"`config/agents` of {path}"):
-        kept = merged(kept, placed(cls, (agents.get("overrides") or {}).get(name) or {}, cls.__name__))
+        kept = merged(kept, nested_by_name(cls, (agents.get("overrides") or {}).get(name) or {}, cls.__name__))
         if isinstance(modules := agents.get("modules"), dict):
             kept["module"] = modules[name]
     kept = {key: value for key, value in kept.items() if key not in _NOT_OF_POLICIES}

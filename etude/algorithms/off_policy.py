@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffPolicyAlgorithm: the base class of algorithms that learn from a replay."""
+"""OffPolicyAlgorithm: the base class of algorithms that learn from a replay buffer."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from etude.spaces import Spaces
 
 @settings
 class OffPolicyConfig(ActingConfig):
-    """Settings of algorithms that learn from a replay."""
+    """Settings of algorithms that learn from a replay buffer."""
 
     everyday: ClassVar[tuple[str, ...]] = ("batch_size", "updates_per_step")
 
@@ -58,13 +58,13 @@ class OffPolicyConfig(ActingConfig):
     """Env steps between two results, at least 1."""
 
     batch_size: IntFrom1 = 256
-    """Steps in a gradient step, at least 1; for recurrent modules about this many, in whole sequences."""
+    """Steps in each batch, at least 1; for recurrent modules about this many, in whole sequences."""
 
     sequences: SequenceConfig = SequenceConfig(max_len=16, burn_in=8)
-    """How recurrent modules are trained; the replay then draws sequences."""
+    """How recurrent modules are trained; sequences are then sampled from the replay buffer."""
 
     replay: ReplayConfig = ReplayConfig()
-    """Size of the replay, and how steps are drawn from it."""
+    """Size of the replay buffer, and how steps are sampled from it."""
 
     n_step: IntFrom1 = 1
     """Rewards summed before a target bootstraps, at least 1."""
@@ -81,10 +81,10 @@ class OffPolicyConfig(ActingConfig):
         check_rules(
             lengths,
             "trajectories",
-            min_length=(lengths.min_length == 1, "1 where steps come a few at a time into a replay"),
+            min_length=(lengths.min_length == 1, "1, as steps reach the replay buffer a few at a time"),
             max_length=(
                 lengths.max_length is None or lengths.at_max_length == "reset",
-                "none, or `at_max_length` be 'reset': a replay joins segments that were cut",
+                "none, or `at_max_length` be 'reset': a replay buffer joins segments that were cut",
             ),
         )
 
@@ -93,34 +93,37 @@ C = TypeVar("C", bound=OffPolicyConfig)
 
 
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
-    """Base class of algorithms that learn from steps drawn from a replay, whichever policy made them. Define `loss`.
+    """Base class of algorithms that learn from steps sampled from a replay buffer, whichever policy collected them.
+
+    Define `loss`.
 
     An iteration of `iteration_steps` env steps consists of rounds: `num_steps` steps, then the gradient steps due for
     them. The loss gets the columns of `Replay.sample`: ``reward``, the discounted sum over ``n_step`` steps;
-    ``next_obs``, observed after these; ``discount``, the factor of its value, 0 if the episode terminated. With
-    `prioritized`, there is a ``weight`` for each row, and the loss must keep its ``td_error``:
+    ``next_obs``, observed after these; ``discount``, the factor of the value of ``next_obs``, 0 if the episode
+    terminated. With `prioritized`, there is a ``weight`` for each row, and the loss must keep its ``td_error``:
     ``Loss(...).keep(td_error=...)``.
 
     A recurrent module learns from sequences. A loss that uses ``batch.forward(module)`` and
     ``batch.forward_next(module)`` works with and without recurrence.
 
-    The replay stores steps after the connectors up to the first one that learns, such as `NormalizeObs`. That one and
-    those after it are applied to each batch when it is drawn. The learner's connectors are applied before storing, to
-    the pieces of episodes that one collection of `num_steps` steps gives, not to whole episodes.
+    Steps are stored as the connectors before the first one that learns, such as `NormalizeObs`, return them. That
+    connector and those after it are applied to each sampled batch. The learner's connectors are applied before storing,
+    to the pieces of episodes in one collection of `num_steps` steps, not to whole episodes.
     """
 
     Config = OffPolicyConfig
     needs_value = False
-    collects_beside = True
+    collects_in_background = True
 
     stored: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
-    """The columns that the replay stores, beside ``state_in`` and those that the learner's connectors add."""
+    """The columns that the replay buffer stores, in addition to ``state_in`` and those that the learner's connectors
+    add."""
 
     def setup(self) -> None:
-        """Make the replays, then what `ActingAlgorithm.setup` makes."""
+        """Make the replay buffers, then what `ActingAlgorithm.setup` makes."""
         *_, self._draws = np.random.SeedSequence(self.config.seed).spawn(4)  # the first three are used by Algorithm
         self.replays: dict[str, Replay] = {}
-        """The replay of each module, by module id."""
+        """The replay buffer of each module, by module id."""
         self._owed: dict[str, float] = {}
         """Fraction of a gradient step carried over, by module id."""
         self._learning: set[str] = set()
@@ -129,7 +132,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         super().setup()
 
     def _fit_to_policies(self) -> None:
-        """Make a replay for each module that has none, and split the modules' connectors."""
+        """Make a replay buffer for each module that has none, and split the modules' connectors."""
         held = self.replays
         self.replays = {}
         for name in self.policies:
@@ -146,12 +149,12 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         trained = self.learner.modules_to_train
         for name, (_, behind) in self._split.items():
             if trained is not None and (callable(trained) or name not in trained):
-                continue  # it may not learn; if it does, it is told then
+                continue  # it may never learn; if it does, `seen` raises this
             with self.settings_of(name):
                 n_step, maps = self.config.n_step, any(isinstance(one, RewardMap) for one in behind.connectors)
                 if maps and n_step > 1 and not self.policies[name].module.recurrent:
                     raise _changes_sums(behind, n_step)
-        self._told(self.env_steps)
+        self._follow_schedules(self.env_steps)
 
     def _new_replay(self, name: str) -> Replay:
         config, module = self.config, self.policies[name].module
@@ -168,8 +171,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             seed=int(spawned(self._draws, name).generate_state(1, np.uint64)[0] >> 1),
         )
 
-    def _recast(self) -> None:
-        super()._recast()
+    def _set_policies(self) -> None:
+        super()._set_policies()
         self._fit_to_policies()
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
@@ -178,10 +181,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     @property
     def replay(self) -> Replay:
-        """The replay of the only module."""
+        """The replay buffer of the only module."""
         return self.replays[self.learner.only.name]
 
-    def _told(self, env_steps: int) -> None:
+    def _follow_schedules(self, env_steps: int) -> None:
         """Set everything that follows a schedule to its value after ``env_steps``."""
         for name, replay in self.replays.items():
             if replay.priorities is not None:
@@ -200,7 +203,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         while self.env_steps < end:
             before = self.env_steps
             self.learner.set_env_steps(before)
-            self._told(before)
+            self._follow_schedules(before)
             self.store(self.collect(num_steps=min(self.config.num_steps, end - before)))
             counts.update(self.counts)
             due = self._due(before)
@@ -225,7 +228,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return due
 
     def store(self, parts: dict[str, Experience]) -> None:
-        """Add raw experience to the modules' replays, and update the connectors of those that are trained from it."""
+        """Add raw experience to the modules' replay buffers, and update the connectors of those that are trained on
+        it."""
         learning = self.learner.chosen(parts)
         self._learning = self._learning - parts.keys() | learning.keys()
         with self.timed("store"):
@@ -253,10 +257,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return Experience(kept, added.offsets, added.segments, added.final_obs)
 
     def make_updates(self, num_updates: int | Mapping[str, int]) -> dict[str, Update]:
-        """Make ``num_updates`` gradient steps of each module that is trained and whose replay has a batch."""
+        """Make ``num_updates`` gradient steps of each module that is trained and whose replay buffer has a full
+        batch."""
         if isinstance(num_updates, int):
             num_updates = dict.fromkeys(self.policies, num_updates)
-        if callable(self.learner.modules_to_train):  # it was asked when there was new experience
+        if callable(self.learner.modules_to_train):  # it was called when there was new experience
             learning = {name: replay for name, replay in self.replays.items() if name in self._learning}
         else:
             learning = self.learner.chosen(self.replays)
@@ -283,12 +288,16 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         )
 
     def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
-        """A batch from a replay, and what the module sees of it; sequences for a recurrent module."""
+        """Sample a batch from a module's replay buffer.
+
+        Returns the batch as stored, and as the module sees it. For a recurrent module, these are {} and Experience with
+        sequences.
+        """
         config, behind, replay = self.config, self._split[name][1], self.replays[name]
         if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.sequences.max_len)
             exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
-            return {}, looked_ahead(exp, config.n_step, config.gamma)
+            return {}, with_n_step_returns(exp, config.n_step, config.gamma)
         batch = replay.sample(config.batch_size)
         return batch, seen(behind, batch, replay, config.n_step) if behind.connectors else batch
 
@@ -307,8 +316,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     # -- state --------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, Component]:
-        """Also ``replay/NAME``, the contents of a module's replay; ``owed``, fractions of gradient steps carried over;
-        and ``learning``, the modules that learn from their newest experience."""
+        """Also ``replay/NAME``, the contents of a module's replay buffer; ``owed``, fractions of gradient steps carried
+        over; and ``learning``, the modules that learn from their newest experience."""
         replays = {
             f"replay/{name}": Component(replay.state_dict, replay.load_state_dict)
             for name, replay in self.replays.items()
@@ -327,12 +336,12 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""
         super().set_state(state)
-        self._told(self.env_steps)
+        self._follow_schedules(self.env_steps)
 
 
 def _refuse_copies(exp: Experience) -> None:
-    """Raise a DataError if a step of an episode is there twice with other values, since a replay would join the next
-    steps of one to the other."""
+    """Raise a DataError if a step of an episode occurs twice with different values, as a replay buffer would mix up the
+    steps that follow them."""
     exp = without_lookback(exp)
     of, ids = exp.segment_of_step(), exp.segments.episode_id
     keys = [exp.t(), *(names.codes[of] for names in (exp.segments.module_id, exp.segments.agent_id, ids))]
@@ -351,7 +360,7 @@ def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
     """Split connectors into those before the first that learns from experience, and that one with those after it.
 
     Raises:
-        SettingsError: one of the latter needs earlier steps, which a single step from a replay does not have.
+        SettingsError: one of the latter needs earlier steps, which a single step from a replay buffer does not have.
     """
     every = connectors.connectors
     first = next((i for i, connector in enumerate(every) if overrides(connector, "update")), len(every))
@@ -365,8 +374,8 @@ def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
     return Pipeline(every[:first]), Pipeline(every[first:])
 
 
-def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
-    """Sequences from a replay, with what a loss needs of the ``n_step`` steps that follow each step.
+def with_n_step_returns(exp: Experience, n_step: int, gamma: float) -> Experience:
+    """Add to sequences from a replay buffer what a loss needs about the ``n_step`` steps from each step on.
 
     ``reward``, ``terminated`` and ``discount`` are as in `Replay.sample`. ``steps_ahead``, int64, replaces
     ``next_obs``: the number of steps to the next observation, which is at most the one after the sequence, since a
@@ -377,7 +386,7 @@ def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
 
 
 def seen(connectors: Pipeline, batch: Columns, replay: Replay, n_step: int) -> Columns:
-    """A batch from a replay as the module sees it: each row is treated as a segment of one step.
+    """A batch from a replay buffer as the module sees it: each row is treated as a segment of one step.
 
     Raises:
         SettingsError: a connector changes rewards that are already n-step sums.

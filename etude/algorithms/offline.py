@@ -15,7 +15,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.engine import OfflineUpdate
-from etude.algorithms.play import Beside, Played, dropped_by, played_once, runner_for
+from etude.algorithms.play import BackgroundEvaluation, Played, dropped_by, played_once, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
 from etude.algorithms.results import Stop, joined
 from etude.connectors import Pipeline, overrides
@@ -37,18 +37,18 @@ C = TypeVar("C", bound=OfflineConfig)
 
 
 class OfflineAlgorithm(Algorithm[C]):
-    """Base class of algorithms that learn from a recording, in batches that see every step once an epoch.
+    """Base class of algorithms that learn from a recording, in batches that cover every step once per epoch.
 
-    Define `loss`, and `columns` that it needs. If one of the `learner_connectors` uses the module, as `GAE` does,
-    batches are of segments. That connector and those after it are applied to each batch just before it is learned from,
-    so that what they add is never stale.
+    Define `loss`, and the `columns` that it needs. If one of the `learner_connectors` uses the module, as `GAE` does,
+    batches consist of segments. That connector and those after it are applied to each batch just before its gradient
+    step, so that what they add is never stale.
     """
 
     Config = OfflineConfig
     schedules_by: ClassVar[ScheduleBy] = "updates"
 
     _recorded_action_space: Space | None = None
-    """The action space of the recording; None: it has not been opened, and no checkpoint says it."""
+    """The action space of the recording; None if it has not been opened and no checkpoint states it."""
 
     columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
     """The columns that the loss needs; may include ``next_obs``, ``terminated`` and ``truncated``."""
@@ -64,8 +64,8 @@ class OfflineAlgorithm(Algorithm[C]):
         return {name: (self.recording.obs_space, self._action_space_outside(name)) for name in names}
 
     def _action_space_outside(self, name: str) -> Space:
-        """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
-        map actions between it and those recorded; else that of the recording."""
+        """The action space on the env's side of the connectors: that of the env, or of the env that the recording
+        states, if the connectors map it to the recorded space; otherwise the recorded space."""
         recorded, outside = self.recording.action_space, self._action_space_of_recorded_env(name)
         with self.settings_of(name):
             pipeline = Pipeline(self.config.connectors).copy()
@@ -108,13 +108,14 @@ class OfflineAlgorithm(Algorithm[C]):
         try:
             return spaces_in(arena, list(modules_given(self.config)), self.config.agents.module_of)
         finally:
-            if isinstance(env, type) or not hasattr(env, "reset"):  # it was made here; the user's own is used again
+            if isinstance(env, type) or not hasattr(env, "reset"):  # it was made here; a user's own env stays open
                 arena.close()
 
     def _spaces_of_env(self, columns: Sequence[str] = ()) -> tuple[Space | None, Space | None]:
-        """The spaces for data that does not state any: the env's, if there is one, and all its agents have the same.
+        """The env's spaces, for data that does not state any; None without an env, or if its agents have different
+        ones.
 
-        Observations may lack what `drop` leaves out: the data has these ``columns``, if they are known.
+        Parts of observations that `drop` removes, and that are not among the data's ``columns``, are left out.
         """
         found = [] if self.config.env is None else list(self._spaces_in_env.values())
         if not found or any(own != found[0] for own in found):
@@ -134,17 +135,17 @@ class OfflineAlgorithm(Algorithm[C]):
         from etude.recordings.where import RowFilter
 
         if self.config.filter is not None:
-            RowFilter(self.config.filter)  # raises for a wrong one before anything is read
+            RowFilter(self.config.filter)  # raises for a wrong filter before anything is read
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data, on_bad = self.config.data, self.config.reading.on_bad
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
-        if saved is not None and self._recorded_action_space is not None:  # it need not be in the env's units
+        if saved is not None and self._recorded_action_space is not None:  # which may be in other units
             saved = saved[0], self._recorded_action_space
         drops = saved is None and self.config.env is not None and dropped_by(self.config)
         held = Recording.open(data, on_bad=on_bad) if drops and not isinstance(data, Recording) else data
         columns = held.columns if isinstance(held, Recording) else ()
-        # also for names, as the same numbers
+        # the saved spaces also keep the numbers of named choices
         given = cache(partial(self._spaces_of_env, columns) if saved is None else lambda: saved)
         if isinstance(held, Recording):
             recording = held.with_spaces(given, of_env=saved is None)
@@ -159,7 +160,8 @@ class OfflineAlgorithm(Algorithm[C]):
         return recording
 
     def setup(self) -> None:
-        """Open the recording and the envs of evaluations, unless it is being loaded, perhaps only to play."""
+        """Open the recording and the envs of evaluations, unless the algorithm is being loaded: it may only be needed
+        to act."""
         self._feeds: dict[str, Feed] | None = None
         self._given: dict[str, Feed] | None = None
         self.epoch_sizes: dict[str, int] = {}
@@ -167,12 +169,13 @@ class OfflineAlgorithm(Algorithm[C]):
         self.has_seen_data = False
         """Whether the connectors have learned from the recording."""
         self._evaluator: Runner | None = None
-        self._beside: Beside | None = None
+        self._beside: BackgroundEvaluation | None = None
         if self._saved_spaces is None:
             self.prepare()
 
     def prepare(self) -> None:
-        """Open what this process reads and plays in, so that errors of data and envs come before training."""
+        """Open the recording and the envs of evaluations, if this process uses them, so that their errors come before
+        training."""
         if self.config.engine != "local":
             return
         if self.config.data is not None and self._given is None:
@@ -203,6 +206,9 @@ class OfflineAlgorithm(Algorithm[C]):
         Args:
             batches: Columns ``[B, ...]`` by name, as the module sees them, or Experience for a recurrent module; by
                 module id if there are several modules. They are not part of a checkpoint.
+
+        Raises:
+            SettingsError: the module ids are others than the algorithm's.
         """
         from etude.algorithms.feed import Feed
 
@@ -237,9 +243,9 @@ class OfflineAlgorithm(Algorithm[C]):
         return OfflineUpdate(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
 
     def mean_over_learners(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean of numbers that a loss has for the rows of its batch, over the shares of all learners; no gradient.
+        """The mean of ``values``, of any shape, over the batches of all learners: a scalar tensor without gradient.
 
-        All learners wait for each other here. It is for losses that are not means over rows without it.
+        All learners must call it, as each waits for the others. Use it in losses that are not plain means over rows.
         """
         values, team = values.detach(), next(iter(self.learner.modules.values())).team
         if team is None:
@@ -249,7 +255,7 @@ class OfflineAlgorithm(Algorithm[C]):
         return (sums[0] / sums[1]).to(values.dtype)
 
     def _left_out(self) -> dict[str, float]:
-        """Numbers of steps that could not be learned from over the lifetime, by kind."""
+        """Numbers of steps and of unreadable parts that could not be learned from, over the lifetime, by kind."""
         if self._given is not None:
             return {}
         early = sum(feed.pipeline.left_out for feed in (self._feeds or {}).values() if feed.pipeline)
@@ -257,14 +263,17 @@ class OfflineAlgorithm(Algorithm[C]):
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
     def evaluated(self, num_episodes: int, seed: int) -> Played | None:
-        """Play whole episodes here: now, or in a thread beside training, in which case the previous ones are
-        returned."""
+        """Play whole episodes in this process, without exploration.
+
+        If `evaluation.beside` is set, they are played in a thread during training, and the previous evaluation is
+        returned, or None if there is none.
+        """
         if not self.config.evaluation.beside:
             runner, self._evaluator = self._evaluator or self._new_evaluator(self.policies, num_episodes), None
             try:
                 for ours, plays in zip(self.policies.values(), runner.policies.values(), strict=True):
                     plays.connectors.load_state_dict(ours.connectors.state_dict())
-                runner.begin_again(seed)
+                runner.restart_episodes(seed)
                 played = played_once(runner, num_episodes, self.updates)
             except BaseException:
                 runner.close()
@@ -276,12 +285,12 @@ class OfflineAlgorithm(Algorithm[C]):
             spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
             policies[name] = Policy(copy.deepcopy(own.module), own.connectors, **spaces)
         runner = self._new_evaluator(policies, num_episodes)
-        runner.begin_again(seed)
-        self._beside = Beside(runner, num_episodes, self.updates)
+        runner.restart_episodes(seed)
+        self._beside = BackgroundEvaluation(runner, num_episodes, self.updates)
         return last
 
     def evaluated_beside(self) -> Played | None:
-        """Wait for the evaluation that runs beside training, and return it; None if there is none."""
+        """Wait for the evaluation that runs in parallel with training, and return it; None if there is none."""
         if self._beside is None:
             return None
         try:
@@ -289,12 +298,12 @@ class OfflineAlgorithm(Algorithm[C]):
         except Exception:
             self._beside = None
             raise
-        self._beside = None  # only now: Ctrl-C while waiting does not lose it
+        self._beside = None  # only now, so that Ctrl-C while waiting does not lose it
         return self._recorded(played)
 
     def _recorded(self, played: Played) -> Played:
         """Record the episodes of an evaluation, before anything else can fail."""
-        # evaluations give their episodes equal ids
+        # episodes have the same ids in all evaluations
         self.recorder.take(played.parts, tag=f"@{played.evaluation.updates}")
         return played
 
@@ -345,7 +354,7 @@ class OfflineAlgorithm(Algorithm[C]):
         """Restore what `get_state` returned."""
         restores = any(name.partition("/")[0] == "connectors" for name in state) and "data" not in state
         if restores and self.config.data is not None and not self.has_seen_data:
-            # What connectors learn from the recording must not be added later to what they are given now.
+            # Let connectors learn from the recording now, so that this is not added to the restored state later.
             from etude.algorithms.feed import plan_of
 
             for name in self.policies:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OnPolicyAlgorithm: the base class of algorithms that learn from the steps just collected, once."""
+"""OnPolicyAlgorithm: the base class of algorithms that learn from the latest steps and then discard them."""
 
 from collections import Counter
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ C = TypeVar("C", bound=OnPolicyConfig)
 
 
 class OnPolicyAlgorithm(ActingAlgorithm[C]):
-    """Base class of algorithms that learn from the steps that their own modules have just made.
+    """Base class of algorithms that learn from the steps that their own modules have just collected.
 
     Define `loss` and `learner_connectors`.
     """
@@ -41,10 +41,10 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         return joined(updates, counts, self.engine.stats(), several=len(self.policies) > 1)
 
     def collect(self, *, num_steps: int, whole_episodes: bool = False, explore: bool = True) -> dict[str, Experience]:
-        """See `ActingAlgorithm.collect`; without the column ``value``, which only some networks record.
+        """Collect as `ActingAlgorithm.collect` does, without the column ``value``, which only some networks record.
 
-        The weights that recorded it may be older (rows kept for whole episodes) or of another module (`assign`). The
-        learner's connectors ask the module that learns.
+        Recorded values may come from older weights (rows kept for whole episodes) or from another module (`assign`).
+        The learner's connectors compute values with the module that learns.
         """
         parts = super().collect(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         for name, exp in parts.items():
@@ -71,7 +71,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         """Update one module from the output of its learner's connectors."""
         learner, module = self.learner.modules[name], self.policies[name].module
         with self.settings_of(name):
-            return self.update(learner, batch) if module.own_loss is None else self.go_over(learner, batch)
+            return self.update(learner, batch) if module.own_loss is None else self.update_epochs(learner, batch)
 
     def assign(self, parts: dict[str, Experience]) -> dict[str, Experience]:
         """Choose the experience that each module learns from, by module id; by default, its own.
@@ -83,9 +83,9 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         """Update one module from prepared experience, by the algorithm's loss."""
-        return self.go_over(learner, exp)
+        return self.update_epochs(learner, exp)
 
-    def go_over(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
+    def update_epochs(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
         """Make gradient steps on shuffled minibatches for ``epochs`` passes over the experience, as the config says.
 
         Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from etude import spawning
-from etude.algorithms.algorithm import Algorithm, lacks_evaluation
+from etude.algorithms.algorithm import Algorithm, needs_evaluation
 from etude.algorithms.checkpoint import Checkpoints
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.loading import load
@@ -64,7 +64,7 @@ class TrainingJob:
     log: Sequence[Log] = ("jsonl", "tensorboard")
     save_interval: float = 60.0
     kept_in: Callable[[Path], Checkpoints | None] | None = None
-    """Given the folder of the run, returns what stores its other checkpoints; None: only the last one is stored."""
+    """Makes the `Checkpoints` of a run, given its folder; None: only the last checkpoint is kept."""
 
     @property
     def goes_on(self) -> bool:
@@ -94,7 +94,7 @@ class TrainingJob:
             return None
         meta = load_meta(self.out)
         result = result_from(meta.get("result")) if isinstance(meta, Mapping) else None
-        is_whole = result and self.stop.now(result) and not lacks_evaluation(self.config, result, self.stop)
+        is_whole = result and self.stop.now(result) and not needs_evaluation(self.config, result, self.stop)
         return result if is_whole else None
 
 
@@ -209,7 +209,7 @@ def train_all(
                         continue
                     try:
                         running[number] = _Child(jobs[number], sent[number])
-                    except OSError as error:  # out of memory, for instance; the others go on
+                    except OSError as error:  # out of memory, for example; the others continue
                         note(number, Outcome(error=f"its process can't be started: {error}."))
                     else:
                         board.begin(jobs[number].name)
@@ -510,7 +510,7 @@ def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
     job = replace(job, out=job.out.absolute())  # an env may change the current folder
 
     def outcome(result: Result) -> Outcome:
-        is_whole = job.stop.now(result) and not lacks_evaluation(algorithm.config, result, job.stop)
+        is_whole = job.stop.now(result) and not needs_evaluation(algorithm.config, result, job.stop)
         return Outcome(result, is_interrupted=signals.is_set() and not is_whole)
 
     def concluded(result: Result) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Playing whole episodes apart from training, and recording what is played or collected.
+"""Play whole episodes outside training, and record what is played or collected.
 
 Recordings need pyarrow, which acting does not, so they are imported on use.
 """
@@ -35,7 +35,7 @@ from etude.spaces import Spaces, space_to_json
 if TYPE_CHECKING:
     from etude.recordings.module_writers import ModuleWriters
 
-_RULES = ("max_steps", "restart_failed", "max_restarts", "max_failure_rate", "check")  # of an env in any process
+_RULES = ("max_steps", "restart_failed", "max_restarts", "max_failure_rate", "check")  # apply wherever an env runs
 _AT_A_TIME = 4  # episodes of each slot held in memory at a time
 
 
@@ -56,7 +56,8 @@ def play(
 def played(
     runner: Runner, num_episodes: int, *, explore: bool, to: Callable[[Mapping[str, Experience]], None] | None = None
 ) -> tuple[Finished, int]:
-    """Like `play`, but return the finished episodes, and the number of those that an env broke off."""
+    """Like `play`, but return the finished episodes, and the number of episodes that were cut because their env
+    failed."""
     at_a_time = _AT_A_TIME * runner.arena.num_slots
     with closing(runner):
         for done in range(0, num_episodes, at_a_time):
@@ -67,11 +68,11 @@ def played(
 
 
 def evaluation_of(finished: Finished, faulty: int, *, updates: int, seconds: float) -> Evaluation:
-    """The evaluation of episodes that were played apart from training.
+    """The evaluation of episodes that were played outside training.
 
     Args:
         finished: The finished episodes.
-        faulty: Number of episodes that an env broke off.
+        faulty: Number of episodes that were cut because their env failed.
         updates: Gradient steps that the modules had made.
         seconds: Duration of playing.
     """
@@ -146,9 +147,10 @@ def runner_for(
     max_steps: int | None = None,
     spaces: Mapping[str, Spaces] | None = None,
 ) -> Runner:
-    """Make a runner in ``env`` apart from training, with as many copies as are worth it for ``num_episodes``.
+    """Make a runner in ``env`` outside training, with one copy of the env per episode, at most 16; a single env object
+    is used as it is.
 
-    It truncates episodes after ``max_steps``; None: as the config's workers do. ``spaces`` are those in training.
+    It truncates episodes after ``max_steps``; None: as the config's workers do. ``spaces`` are those of training.
 
     Raises:
         SettingsError: after the connectors, the env's spaces are not those that the modules were made for.
@@ -217,13 +219,13 @@ class Played(NamedTuple):
     evaluation: Evaluation
     """The figures of the evaluation."""
     finished: Finished | None = None
-    """Their returns, if they were kept apart."""
+    """The finished episodes, if they are to count in the figures of results."""
     parts: Mapping[str, Experience] = {}
     """Their experience, by module id, if it was kept."""
 
 
 def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
-    """Play whole episodes without exploration, with modules that have made so many updates."""
+    """Play whole episodes without exploration; ``updates`` are the gradient steps that the modules had made."""
     begin = time.perf_counter()
     parts, finished = by_module(runner.collect_each(num_episodes=num_episodes, explore=False)), runner.take_finished()
     faulty = int(runner.stats().get("faulty_episodes", 0))
@@ -231,8 +233,8 @@ def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
     return Played(evaluation_of(finished, faulty, updates=updates, seconds=seconds), finished, parts)
 
 
-class Beside(Future[Played]):
-    """Whole episodes, played in a thread while training goes on; its result waits for their end.
+class BackgroundEvaluation(Future[Played]):
+    """A future of whole episodes that are played in a thread during training.
 
     Args:
         runner: A runner whose modules nothing else changes; it is closed when the episodes are over.
@@ -280,17 +282,17 @@ class Recorder:
         """Whether anything is recorded."""
         self._began_in = Path.cwd() if self.is_on else None  # an env may change the current folder
         self.has_new_settings = False
-        """Whether a loaded run goes on with other settings than it was saved with."""
+        """Whether a loaded run continues with other settings than it was saved with."""
         self._writers: ModuleWriters | None = None
         self._state: Mapping[str, Any] | None = None
         """The state of a loaded run's writers, or of this one's when they were closed."""
 
     def go_on(self, *, new_episodes: bool, same_again: bool) -> None:
-        """Say how a loaded run goes on; see `ModuleWriters.go_on`.
+        """Set how a loaded run continues; see `ModuleWriters.go_on`.
 
         Args:
             new_episodes: Its running episodes do not continue.
-            same_again: What comes next is what came after it was saved, if it was loaded before.
+            same_again: The run is repeatable: its next steps equal those that followed this state before.
         """
         self.open()
         if self._writers is not None:
@@ -302,7 +304,7 @@ class Recorder:
         """Make the recording's folder if necessary, so that problems are raised before training.
 
         Raises:
-            DataError: it can't be recorded to.
+            DataError: the recording can't be written.
         """
         if self._writers is not None or self.settings.path is None:
             return
@@ -391,13 +393,13 @@ def record(
         written: Arguments of `ModuleWriters`.
 
     Raises:
-        DataError: it can't be recorded to.
-        EnvError: the env broke off every episode.
+        DataError: the recording can't be written.
+        EnvError: the env failed in every episode.
     """
     from etude.recordings.module_writers import ModuleWriters
 
     try:
-        # episodes arrive whole, so the table layout holds none back; if it is appended, the seed is another one
+        # episodes arrive whole, so the table layout holds none back; when appending, the caller has changed the seed
         writers = ModuleWriters(folder, kinds, layout="table", is_run=False, **written)
     except BaseException:
         runner.close()

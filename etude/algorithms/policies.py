@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the policies of an algorithm, and their learners, are made from the settings."""
+"""Make the policies of an algorithm, and the parts of their learners, from the settings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ def make_policy(
     seed: np.random.SeedSequence,
     own: Iterable[Any] = (),
 ) -> Policy:
-    """Make a module, with the connectors of the settings and of the algorithm before it.
+    """Make a policy: a module with the connectors of the settings and of the algorithm.
 
     Args:
         config: The settings.
@@ -47,8 +47,8 @@ def make_policy(
     for connector in connectors.connectors:
         if connector.uses_module or isinstance(connector, LiftAdvantages | NormalizeAdvantages):
             raise SettingsError(
-                f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
-                "algorithm lists it in its learner_connectors()."
+                f"`connectors` are applied between env and module, where {connector.name} has no effect: return it "
+                "from the algorithm's learner_connectors()."
             )
         if connector.hindsight and isinstance(config, ActingConfig):
             raise SettingsError(
@@ -71,7 +71,7 @@ _OWNERS: WeakKeyDictionary[nn.Module, ref[Any]] = WeakKeyDictionary()
 
 
 def own_networks(owner: Any, policies: Mapping[str, Policy]) -> None:
-    """Note that the networks of these policies belong to the algorithm ``owner``."""
+    """Register ``owner`` as the algorithm that the networks of these policies belong to."""
     for policy in policies.values():
         _OWNERS[policy.module.net] = ref(owner)
 
@@ -95,8 +95,8 @@ def check_apart(policies: Mapping[str, Policy], modules_to_train: TrainedLike | 
     """Check that no module changes when another one is trained. Modules that are all trained may share layers.
 
     Raises:
-        SettingsError: two modules have the same network object; or share a parameter that needs a gradient, and it is
-            not certain that both are trained.
+        SettingsError: two modules have the same network object, or share a parameter that needs a gradient although
+            they are not always trained together.
     """
     owners: dict[nn.Parameter, str] = {}
     for name, policy in policies.items():
@@ -110,7 +110,7 @@ def check_apart(policies: Mapping[str, Policy], modules_to_train: TrainedLike | 
             if policies[other].module.net is policy.module.net:
                 raise SettingsError(
                     f"the modules {other!r} and {name!r} have the same network, {net}: give a class or a function that "
-                    "makes one for each, or copies (copy.deepcopy). Agents that shall share a network share a module."
+                    "makes one for each, or copies (copy.deepcopy). Agents that should share a network share a module."
                 )
             if modules_to_train is not None and (
                 callable(modules_to_train) or (name in modules_to_train) != (other in modules_to_train)
@@ -137,7 +137,8 @@ _RATES = {
 """Settings of separate learning rates, and the names of their optimizers."""
 
 WEIGHTS_OF_LOSSES = ("temperature", "alpha")
-"""The optimizers of weights that a setting fixes or lets learn, so that a run may be loaded with or without them."""
+"""The optimizers of loss weights that are either fixed by a setting or learned. A run may be loaded with or without
+them."""
 
 _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "replay.priority_beta"}
 """Schedules that no loss reads."""
@@ -146,7 +147,7 @@ _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "replay.priority_beta"}
 def learning_rates(
     config: AlgorithmConfig, given: Schedule | Mapping[str, Schedule], groups: Mapping[str, Any] | None, algorithm: str
 ) -> Schedule | Mapping[str, Schedule]:
-    """The learning rate of each optimizer, but for the separate rates of parts of a single one, see `ModuleLearner`.
+    """The learning rate of each optimizer. Separate rates for parts of a single optimizer are left to `ModuleLearner`.
 
     Args:
         config: The settings, which may include separate rates such as `actor_lr`.
@@ -181,7 +182,7 @@ def learner_pipeline(connectors: list[Any], module: Module, config: AlgorithmCon
     if pipeline.spaces(*spaces) != spaces:
         raise SettingsError(
             f"learner_connectors {pipeline.connectors} change the spaces that the module sees: what stands between "
-            "env and module belongs into the setting `connectors`."
+            "env and module belongs in the setting `connectors`."
         )
     for connector in pipeline.connectors:
         if isinstance(config, ActingConfig) and not config.trajectories.whole_episodes and connector.context:
@@ -205,13 +206,14 @@ def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
 def spaces_in(
     arena: Arena, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
 ) -> dict[str, Spaces]:
-    """The spaces of each module on the env's side: those of the agents that it acts for at first.
+    """The spaces of each module on the env's side: those of the agents that it acts for in the first episodes.
 
-    A module that acts for none at first has the spaces that it had ``before``, or those that all agents have.
+    A module that acts for no agent there has the spaces that all agents have or, if these differ, those that it had
+    ``before``.
 
     Raises:
-        SettingsError: a module acts for no agent at first, had no spaces before, and agents have different ones, so
-            that its own are unknown.
+        SettingsError: a module acts for no agent in the first episodes and had no spaces before, and the agents' spaces
+            differ.
     """
     spaces = [(kind.obs_space, kind.action_space) for kind in arena.kinds]
     if len(module_ids) == 1 and module_of is None:

@@ -38,7 +38,7 @@ class PPOConfig(OnPolicyConfig):
 
     value_clip: FloatAbove0 | None = None
     """Clip the change of the value function to this range around the old values, above 0; None does not clip. Default:
-    Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning", which finds that it hurts."""
+    Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning", which finds that clipping hurts."""
 
     value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, at least 0. Default: Huang et al. 2022, detail 9."""
@@ -51,15 +51,15 @@ class PPOConfig(OnPolicyConfig):
     """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1."""
 
     kl_target: FloatAbove0 | None = None
-    """KL divergence, above 0, that ends an iteration's epochs once the policy has moved by more than 1.5 times it. None
-    never stops early."""
+    """Target KL divergence, above 0. An iteration's epochs end once the policy has moved by more than 1.5 times this.
+    None never stops early."""
 
 
 class PPO(OnPolicyAlgorithm[PPOConfig]):
     """PPO with a clipped objective, generalised advantage estimation and Adam."""
 
     def learner_connectors(self) -> list[Any]:
-        """Advantages and value targets, from the values predicted while acting."""
+        """The connectors that add advantages and value targets, from the module's values before the update."""
         connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]
         return [*connectors, NormalizeAdvantages()] if self.config.normalize_advantages else connectors
 
@@ -87,8 +87,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         """Update one module as every on-policy algorithm does, but one epoch at a time if a KL target is set.
 
-        Losses and metrics are means over the epochs made. The policy's movement is measured after the last gradient
-        step.
+        Losses and metrics are means over these epochs. The policy's movement is measured after the last gradient step.
         """
         config = self.config
         at_a_time = config.epochs if config.kl_target is None else 1
@@ -96,7 +95,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         sparse = max(1, exp.num_steps // 1024) if config.kl_target is None else 1
         updates: list[Update] = []
         for _ in range(config.epochs // at_a_time):
-            updates.append(self.go_over(learner, exp, epochs=at_a_time))
+            updates.append(self.update_epochs(learner, exp, epochs=at_a_time))
             moved = learner.measure(exp, self._movement, sparse=sparse, **self.sequences_of(learner))
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break

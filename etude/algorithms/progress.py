@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 
 class Shows(Protocol):
-    """What receives the results of a run: a `View`, or something that sends them to another process."""
+    """Receives the results of a run: a `View`, or an object that sends them to another process."""
 
     def show(self, result: Result) -> None:
         """Take the newest result."""
@@ -84,7 +84,7 @@ def _stop(live: "Live | _Notebook | None") -> None:
 
 
 class _Display:
-    """What `View` and `Board` share: a live picture in a terminal or a notebook, else lines."""
+    """Base class of `View` and `Board`: a live picture in a terminal or a notebook, otherwise lines."""
 
     def __init__(self, title: str, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> None:
         self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
@@ -97,7 +97,7 @@ class _Display:
         self._write(f"training {self.title}")
 
     def picture(self) -> "RenderableType":
-        """What a terminal or a notebook shows."""
+        """The picture for a terminal or a notebook."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class _Display:
 
 
 class View(_Display):
-    """Shows results until it is closed; the last one is always shown.
+    """Shows the results of one run until it is closed; the last one is always shown.
 
     Args:
         title: What is being trained.
@@ -162,7 +162,7 @@ class View(_Display):
 
 
 def _bar(share: float | None, seconds: float) -> "RenderableType":
-    """A progress bar with the time so far and the time left; without a known ``share`` only the former."""
+    """A progress bar with the time so far and the time left; only the time so far if ``share`` is None."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -214,11 +214,12 @@ def gauge(title: str, *, quiet: bool = False) -> Iterator[Callable[[float], None
 
 
 _ROWS = 24
-"""Number of rows up to which runs that are not in progress are shown; the others are only counted."""
+"""Maximum number of rows; runs in progress are shown even beyond it. Runs without a row are only counted."""
 
 
 class Board(_Display):
-    """Shows several runs until it is closed: a row for each, or else a line of each now and then, and at its end.
+    """Shows several runs until it is closed: a live table with a row for each, or lines now and then and at the end of
+    each.
 
     Args:
         title: What is being trained.
@@ -243,7 +244,8 @@ class Board(_Display):
         self._state[name], self._began[name] = "starting", time.monotonic()
 
     def show(self, name: str, result: Result) -> None:
-        """Take the newest result of a run; about one line a second is written, of each run in turn."""
+        """Take the newest result of a run. Without a live display, about one line per second is written, for the runs
+        in turn."""
         self._state[name] = "training"
         self._last[name] = result
         self._first.setdefault(name, result)
@@ -264,7 +266,7 @@ class Board(_Display):
         self._write(name, *how, *(f"{key} {text}" for key, text in found.items()))
 
     def picture(self) -> "RenderableType":
-        """A row for each run; of very many, those in progress and the first few others."""
+        """A table with a row for each run; if there are very many, those in progress and the first others."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table

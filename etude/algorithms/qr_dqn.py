@@ -23,8 +23,8 @@ class QRDQNConfig(DQNConfig):
     """Settings of QR-DQN: those of DQN and one more."""
 
     num_quantiles: IntFrom1 = 50
-    """Quantiles learned of each action's return, at least 1. For large numbers, the time of a gradient step grows with
-    their square. Default: for small networks; Dabney et al. 2018 use 200 for Atari."""
+    """Number of quantiles learned for each action's return, at least 1. For large numbers, the time of a gradient step
+    grows with their square. Default: for small networks; Dabney et al. 2018 use 200 for Atari."""
 
 
 class QuantileGreedy(EpsilonGreedy):

@@ -49,26 +49,24 @@ class Ray:
 
     sample_timeout: FloatAbove0 = 60.0
     """Seconds after which a collection continues with the fragments that have arrived, at least one; above 0. It is
-    also the time that runners have to write recordings, and how long processes wait for room before they report it."""
+    also how long processes wait for free resources of the cluster before they report it."""
 
     step_timeout: FloatAbove0 | None = 300.0
-    """Seconds without a turn after which a runner's envs count as hanging, above 0. The runner is then restarted; the
-    making of envs is watched, too. None: never."""
+    """Seconds without a completed env step after which a runner's envs count as hanging, above 0; also the limit for
+    making the envs. The runner is then restarted. None: no limit."""
 
     restart_failed_runners: bool = True
     """Restart runners that have died; otherwise training continues with the others."""
 
     max_restarts: IntFrom0 = 100
-    """Restarts allowed until a run is resumed, at least 0; one more is an error. Runners, evaluation runners and
-    learners are counted separately."""
+    """Maximum number of restarts, at least 0; one more is an error. Counting starts again when a run is resumed.
+    Runners, evaluation runners and learners are counted separately."""
 
     num_evaluation_runners: IntFrom0 = 0
-    """Extra runners that play evaluation episodes while training goes on, at least 0; 0: the training process plays
-    them."""
+    """Extra runners that play evaluation episodes during training, at least 0; 0: the training process plays them."""
 
     num_learners: IntFrom0 = 0
-    """Number of learners, which share each update, each with a part of the batch; at least 0. 0: the training process
-    learns."""
+    """Number of learners, each with a part of every batch, at least 0. 0: the training process learns."""
 
     cpus_per_learner: FloatFrom0 = 1.0
     """CPUs reserved for each learner, at least 0."""

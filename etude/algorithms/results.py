@@ -31,7 +31,8 @@ class Result:
     updates: int
     """Gradient steps over the lifetime."""
     seconds: float
-    """Training time over the lifetime: sampling and learning, without evaluations and other episodes played apart."""
+    """Training time over the lifetime: sampling and learning, without evaluations and other episodes played outside
+    training."""
     episodes: int
     """Episodes finished over the lifetime."""
     return_mean: float
@@ -48,7 +49,7 @@ class Result:
     losses: dict[str, float]
     """Mean of each part of the loss."""
     metrics: dict[str, float]
-    """Other metrics: learning rates, gradient norm, what the loss logs."""
+    """Other metrics: learning rates, gradient norms, and what the loss logs."""
     times: dict[str, float]
     """Seconds in each phase of this iteration."""
     sample_steps_per_s: float
@@ -95,15 +96,15 @@ class Result:
     """The latest evaluation during training: ``return_mean``, ``return_min``, ``return_max``, ``length_mean``,
     ``episodes``, and ``updates``, the gradient steps made before it. {} if there is none yet."""
     evaluating: int | None = None
-    """The gradient steps made before an evaluation that runs beside training, with figures in a later result. None if
-    there is none."""
+    """Gradient steps made before the evaluation that is running in parallel with training; its figures come in a later
+    result. None if there is none."""
     data: dict[str, float] = dataclasses.field(default_factory=dict)
     """Offline, data flow in this iteration: seconds in ``load``, ``connectors`` (prelearner included) and ``shuffle``,
     summed over all workers; seconds of ``wait``, in which the learner had no data; ``steps_per_s`` out of the
     connectors; ``mb_per_s`` loaded from files, as they are in memory; ``queue``, the mean number of blocks ready when
     one was taken. {} otherwise."""
     bottleneck: str = ""
-    """Offline, the slowest stage of this iteration: ``update`` if less than a tenth of the time was spent waiting for
+    """Offline, the slowest stage of this iteration: ``update`` if at most a tenth of the time was spent waiting for
     data; else the slowest of ``load``, ``connectors`` and ``shuffle``."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Result:
 
 
 def result_from(saved: Any) -> Result | None:
-    """The `Result` that `Result.to_dict` returned, as a checkpoint stores it; None if it is none, or does not fit."""
+    """Make a `Result` from what `Result.to_dict` returned, as a checkpoint stores it; None if it does not fit."""
     hints = get_type_hints(Result)
     if not isinstance(saved, Mapping) or not all(_fits(hints.get(name), value) for name, value in saved.items()):
         return None
@@ -249,7 +250,7 @@ class RunningStats:
                 self._windows[kind][name].add(values)
 
     def forget(self, module_id: str) -> None:
-        """Leave out a module that was removed."""
+        """Drop the statistics of a module that was removed."""
         self._windows["modules"].pop(module_id, None)
 
     def add_turns(self, times: Mapping[str, float], turns: int) -> None:
@@ -310,7 +311,7 @@ def log_trained(
 
     Args:
         metrics: Where to log.
-        trained_before: By module id, steps that it had been trained on over the lifetime.
+        trained_before: Steps that each module had been trained on over the lifetime, by module id.
         trained: The same, now.
         sampled_before: Env steps and agent steps that had been sampled.
         sampled: The same, now.

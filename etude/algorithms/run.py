@@ -249,7 +249,7 @@ def check_logs(names: Sequence[Log]) -> None:
 
 
 class Logs:
-    """The open sinks of metrics. A sink that can't write logs a warning, and the run goes on."""
+    """The open sinks of metrics. If a sink can't write, a warning is logged, and the run continues."""
 
     def __init__(self) -> None:
         self.lines: JSONLines | None = None

@@ -128,8 +128,8 @@ class SoftModule(RandomFirstModule, TargetedModule):
 
 
 def fix(log_weight: nn.Parameter, value: float | None) -> None:
-    """Set the logarithm of a loss's weight to the setting ``value``, unless it is learned: loaded weights have that of
-    the run that was saved."""
+    """Set the logarithm of a loss weight to that of the setting ``value``, unless it is learned: loading has set it to
+    that of the saved run."""
     if value is not None and not log_weight.requires_grad:
         with torch.no_grad():
             log_weight.fill_(math.log(value))
@@ -203,5 +203,5 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         fix(of_kind(module, SoftModule).log_temperature, self.config.temperature)
 
     def after_step(self, module: Module) -> None:
-        """Move the target critics."""
+        """Update the target critics."""
         of_kind(module, SoftModule).follower.follow(self.config.tau)

@@ -31,7 +31,7 @@ from etude.connectors.pipeline import BY_NAME
 from etude.envs import names_module
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.runners import Callback
-from etude.settings import from_dict, merged, placed, settings_inside, typed
+from etude.settings import from_dict, merged, nested_by_name, settings_inside, typed
 from etude.spaces import space_from_json, space_to_json
 from etude.urls import can_be_kept, redacted, without_credentials
 
@@ -56,7 +56,7 @@ def name_of(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-# -- what a name stands for ---------------------------------------------------------------------------------------
+# -- finding things by name ---------------------------------------------------------------------------------------
 
 
 def imported(name: str, what: str) -> Any:
@@ -75,8 +75,8 @@ def imported(name: str, what: str) -> Any:
 def known_class(name: str, base: type) -> type | None:
     """The class ``module:qualname`` that is ``base`` or inherits from it, if this program has it. Imports nothing.
 
-    If there are several of that name, as in a notebook whose cell was run again, the newest is returned; but of classes
-    that have it only if their script is the one that was run, there must be one.
+    If there are several of that name, as in a notebook whose cell was run again, the newest is returned. A class that
+    has the name only because its script is ``__main__`` in one of the two places is returned if it is the only one.
     """
     found, waiting, seen = None, [base], {base}
     of_scripts: list[type] = []
@@ -123,7 +123,7 @@ class SettingPlace(NamedTuple):
             if not is_any and not any(issubclass(kind, base) for kind in self.kinds):
                 continue
             cls = known_class(name, base)
-            if cls is None or issubclass(cls, FunctionConnector):  # as it would call a function
+            if cls is None or issubclass(cls, FunctionConnector):  # it would call a function
                 continue
             if base is not nn.Module or cls.__module__.partition(".")[0] == "etude":
                 return cls
@@ -157,7 +157,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, gym.Space):
         try:
             return {SPACE: space_to_json(value)}
-        except SpaceError:  # of a kind of the user's
+        except SpaceError:  # a user's own kind of space
             return _unsaved(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -201,12 +201,12 @@ def _made_again(thing: Any) -> Any:
 
 
 _KEEPING: WeakKeyDictionary[Connector | PreLearner, bool] = WeakKeyDictionary()
-"""Whether objects keep their arguments, which is found out once for each: their constructors may take long."""
+"""Whether objects keep their arguments. It is tested only once for each object, as constructors may take long."""
 
 
 def _keeps(thing: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether an object that is made of its attributes has the same ones, in plain data: else its constructor changes
-    what it keeps."""
+    """Whether an object that is rebuilt from its attributes has the same ones, as plain data. If not, its constructor
+    changes its arguments."""
     try:
         made = type(thing)(**copy.deepcopy({name: getattr(thing, name) for name in arguments}))
     except Exception:  # noqa: BLE001  of the user's code
@@ -214,7 +214,7 @@ def _keeps(thing: Any, arguments: Mapping[str, Any]) -> bool:
     return {name: to_plain(getattr(made, name, None)) for name in arguments} == arguments
 
 
-# -- and back -----------------------------------------------------------------------------------------------------
+# -- from plain data ------------------------------------------------------------------------------------------------
 
 
 def from_plain(value: Any, place: SettingPlace) -> Any:
@@ -249,7 +249,7 @@ def from_plain(value: Any, place: SettingPlace) -> Any:
 
 
 def _from_text(text: str, place: SettingPlace) -> Any:
-    """Text in a place where it might name code."""
+    """A text as a setting, if it names no code that is not allowed in this place."""
     if place.trust:
         return text
     if gym.Env in place.kinds and names_module(text):  # a factory, or one that Gymnasium would import before its id
@@ -298,10 +298,10 @@ def _settings_from(
 ) -> dict[str, Any]:
     """The values of saved settings of ``cls``, by name; nested settings as mappings.
 
-    Old names are replaced first, so that each value is checked by what is allowed in its present place. ``whole`` is
+    Old names are replaced first, so that each value is checked by what is allowed in its current place. ``whole`` is
     the class of the settings that contain these; None: they are not nested.
     """
-    saved = placed(cls, saved, cls.__name__)
+    saved = nested_by_name(cls, saved, cls.__name__)
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
     found: dict[str, Any] = {}
     for name, value in saved.items():
@@ -321,7 +321,7 @@ def _settings_from(
 
 
 def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False) -> C:
-    """Settings from `to_plain` data, with some overridden; of nested settings, only those given.
+    """Settings from `to_plain` data, with overrides. For nested settings, a mapping overrides only some of them.
 
     Args:
         cls: The class of the settings.
@@ -337,7 +337,7 @@ def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, 
     given = typed(cls, overrides, owner=owner)
     whole = {name for name, value in given.items() if not (name in inside and isinstance(value, Mapping))}
     try:
-        saved = placed(cls, saved, owner)
+        saved = nested_by_name(cls, saved, owner)
         kept = {name: value for name, value in saved.items() if name not in whole and name != "engine"}
         for name in given.keys() & kept.keys() - whole:
             if isinstance(kept[name], dict):
@@ -352,7 +352,8 @@ def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, 
 
 
 def names_code(config: Any) -> bool:
-    """Whether settings name a user's code, or hold what has no name: loading them then takes more than a path."""
+    """Whether settings name a user's code or hold a value without a name, so that loading them takes more than a
+    path."""
     plain = to_plain(config)
     texts = [plain["env"], *plain["callbacks"]]
     return any(isinstance(text, str) and names_module(text) for text in texts) or _names_code(plain)

@@ -27,7 +27,7 @@ class Grid(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One of the values is drawn, all with the same probability."""
+    """One of the values is drawn, each with the same probability."""
 
     values: list[Any]
 
@@ -110,8 +110,8 @@ def written(text: str, name: str, value_of: Callable[[str], Any]) -> Any:
 def trials(space: Mapping[str, Any], samples: int, seed: int) -> list[dict[str, Any]]:
     """Make the trials of a search space: ``samples`` trials for each combination of the values of its grids.
 
-    Ranges and choices are drawn anew for each trial. With more samples and the same seed, the first trials stay the
-    same.
+    Ranges and choices are sampled separately for each trial. With more samples and the same seed, the first trials stay
+    the same.
 
     Args:
         space: The search space, by dotted name.

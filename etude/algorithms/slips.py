@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages for calls that other libraries accept and Etude does not: what was meant, and how to write it here."""
+"""Error messages for calls that other libraries accept and Etude does not, with what to write instead."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def arguments_checked(method: F) -> F:
-    """Make an algorithm's method raise a SettingsError for wrong arguments that says what to write instead."""
+    """Decorate an algorithm's method: wrong arguments raise a SettingsError that says what to write instead."""
     signature = inspect.signature(method)
     is_constructor = method.__name__ == "__init__"
 

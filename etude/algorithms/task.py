@@ -32,7 +32,7 @@ from etude.spaces import Flattener, Space, Spaces, check_form, leaf_dtype
 
 
 class TaskModule(Module):
-    """A network that acts by its `Task`'s `act`, and is trained by its `forward` and `loss`.
+    """A network that acts through the `act` of its `Task`, and is trained through the task's `forward` and `loss`.
 
     Args:
         made: The network with its spaces. Only the task knows what it returns, and whether it is recurrent.
@@ -58,7 +58,7 @@ class TaskModule(Module):
 
 
 class TaskActor:
-    """Acts by `Task.act`. Its draws from torch's random stream depend only on the runner's seed."""
+    """Acts through `Task.act`. What that draws from torch's random stream depends only on the runner's seed."""
 
     def __init__(self, module: TaskModule, task: "Task[Any]", *, optimal: bool) -> None:
         self._module = module
@@ -124,14 +124,14 @@ class TaskConfig(ActingConfig):
     that each step is in one sample."""
 
     replay_epochs: IntFrom1 = 1
-    """Number of collections kept to learn from, the newest included, at least 1; 1 with connectors that learn, such as
-    `normalize_obs`."""
+    """Number of collections kept to learn from, the newest included, at least 1. It must be 1 with connectors that
+    learn, such as `normalize_obs`."""
 
     num_update_steps: IntFrom1 = 100
     """Gradient steps of each module after each collection, at least 1."""
 
     batch_size: IntFrom1 | None = 256
-    """Samples in a gradient step, at least 1; fewer if there are not as many. None: all."""
+    """Samples in each batch, at least 1; fewer if there are not as many. None: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +147,7 @@ C = TypeVar("C", bound=TaskConfig)
 
 
 class Task(ActingAlgorithm[C]):
-    """Base class of an algorithm of your own: where it acts, with which network, how, and what is minimised.
+    """Base class of an algorithm of your own, in one class: its env, its network, how it acts, and its loss.
 
     Inherit from ``Task[TaskConfig]``, or from ``Task`` of your own settings that inherit from `TaskConfig`, and define
     `environment`, `network`, `act` and `loss`; if needed also `forward`, `postprocess_trajectory` and
@@ -197,7 +197,7 @@ class Task(ActingAlgorithm[C]):
         Args:
             module: The network.
             obs: Tensors nested as in the observation space, each ``[B, *shape]``; float64 arrives as float32.
-            optimal: Do what seems best, as in an evaluation; otherwise explore, as in training.
+            optimal: Choose the best actions, as in an evaluation; otherwise explore, as in training.
 
         Returns:
             Tensors nested as in the action space, each ``[B, *shape]``; integers if it is discrete.
@@ -233,10 +233,10 @@ class Task(ActingAlgorithm[C]):
         """Change all segments of a collection at once; called after `postprocess_trajectory`."""
         return trajectories
 
-    # -- what is made of it -------------------------------------------------------------------------------------
+    # -- how it is trained --------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Set up without data."""
+        """Make an empty dataset for each module, then what `ActingAlgorithm.setup` makes."""
         seeds = np.random.SeedSequence(self.config.seed, spawn_key=(3,))  # 0 to 2 are those of every algorithm
         self._orders = int(seeds.generate_state(1)[0])
         self._datasets = {name: self._new_dataset(name) for name in self.policies}
@@ -245,7 +245,7 @@ class Task(ActingAlgorithm[C]):
 
     @property
     def datasets(self) -> dict[str, ReplayDataset]:
-        """The dataset of each module, by module id; those of modules added since are empty."""
+        """The dataset of each module, by module id; a module that was added later starts with an empty one."""
         there = self._datasets
         self._datasets = {name: there[name] if name in there else self._new_dataset(name) for name in self.policies}
         return self._datasets
@@ -315,7 +315,7 @@ class Task(ActingAlgorithm[C]):
         try:
             made.validate(finite=())
         except DataError as error:
-            raise DataError(f"what {type(self).__name__}.{by} returned is not sound: {error}") from error
+            raise DataError(f"what {type(self).__name__}.{by} returned is invalid: {error}") from error
         return made
 
     def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:
@@ -342,6 +342,12 @@ class Task(ActingAlgorithm[C]):
                 "where it is False, such as (error * batch.mask).sum() / batch.mask.sum()."
             )
         return loss
+
+    def scheduled(self, name: str, module: nn.Module) -> Any:
+        """As in `Algorithm.scheduled`; ``module`` is the network, as `loss` gets it."""
+        return super().scheduled(
+            name, next(own.module for own in self.learner.modules.values() if module in {own.module, own.module.net})
+        )
 
     def components(self) -> dict[str, Component]:
         """Also ``datasets/NAME`` of each module."""

@@ -42,8 +42,8 @@ class TwinDelayedSettings:
     """Settings of TD3 and TD3+BC."""
 
     policy_delay: IntFrom1 = 2
-    """Gradient steps of the critics for each one of the policy and of all targets, at least 1. Default: Fujimoto et al.
-    2018."""
+    """Gradient steps of the critics for each gradient step of the policy and update of the target networks, at least 1.
+    Default: Fujimoto et al. 2018."""
 
     target_noise: FloatFrom0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0, with actions scaled to [-1, 1].
@@ -53,7 +53,8 @@ class TwinDelayedSettings:
     """Limit of this noise's magnitude, at least 0. Default: Fujimoto et al. 2018."""
 
     tau: Rate = 0.005
-    """How far targets move in each of their updates, above 0, at most 1. Default: Fujimoto et al. 2018."""
+    """How far an update moves the target networks towards the trained ones, above 0, at most 1. Default: Fujimoto et
+    al. 2018."""
 
 
 @settings
@@ -72,8 +73,8 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
     """Settings of the optimizer. Default: gradients are not clipped, as in Fujimoto et al. 2018."""
 
     replay: ReplayConfig = ReplayConfig()
-    """Size of the replay, and how steps are drawn from it. Default of `learning_starts`: Fujimoto et al. 2018, for envs
-    that end early; 10,000 for others."""
+    """Size of the replay buffer, and how steps are sampled from it. Default of `learning_starts`: Fujimoto et al. 2018,
+    for envs that end early; 10,000 for others."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy and critics. Default: the published code of Fujimoto et al.; 400 and 300 in the paper."""
@@ -82,14 +83,16 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
+        check_rules(
+            self.network, "network", squash=(self.network.squash is not False, "true: the policy always uses tanh")
+        )
 
 
 class NoisyTanh(SquashedGaussian):
     """tanh of the inputs, scaled to a Box's bounds; exploration adds normal noise and clips to the bounds.
 
-    There is one input per action dimension. A number at a bound has the probability of all that is clipped to it, and
-    others the density of the normal variable. Entropy and divergence are those of the normal variables.
+    There is one input per action dimension. An action component at a bound has the probability of all values that are
+    clipped to it; others have the normal density. Entropy and divergence are those of the normal variables.
 
     Attributes:
         std: Standard deviation of the noise, in units of half of each dimension's range; may be set at any time.
@@ -162,7 +165,7 @@ class DeterministicModule(RandomFirstModule, CriticModule):
         self.register_buffer("_steps", torch.zeros((), dtype=torch.int64))
 
     def follow(self, tau: float) -> None:
-        """Move the targets of critics and policy."""
+        """Update the target networks of critics and policy."""
         self.follower.follow(tau)
         self._policy_follower.follow(tau)
 
@@ -172,7 +175,7 @@ class DeterministicModule(RandomFirstModule, CriticModule):
         self.update_due(delay)
 
     def update_due(self, delay: int) -> None:
-        """Recompute whether the policy is due, as after loading weights, which include the count of steps."""
+        """Recompute `is_policy_due` from the count of steps, which is loaded with the weights."""
         self.is_policy_due = (int(self._steps) + 1) % delay == 0
 
 
@@ -244,7 +247,7 @@ class TwinDelayed(Algorithm[Any]):
         return Loss(actor=-worth.mean())
 
     def after_step(self, module: Module) -> None:
-        """Move the targets if the policy was updated, and count the step."""
+        """Update the target networks if the policy was updated, and count the step."""
         net = of_kind(module, DeterministicModule)
         if net.is_policy_due:
             net.follow(self.config.tau)
@@ -256,8 +259,7 @@ class TwinDelayed(Algorithm[Any]):
 
 
 class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):
-    """Twin delayed deep deterministic policy gradient: twin critics, smoothed targets, a delayed policy; for Box
-    actions."""
+    """Twin delayed deep deterministic policy gradient, for Box actions, with twin critics and smoothed targets."""
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a policy and critics with their targets; see `DeterministicModule`."""
@@ -296,7 +298,9 @@ class TD3BCConfig(OfflineCriticConfig, TwinDelayedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
+        check_rules(
+            self.network, "network", squash=(self.network.squash is not False, "true: the policy always uses tanh")
+        )
 
 
 class TD3BC(TwinDelayed, OfflineCriticAlgorithm[TD3BCConfig]):

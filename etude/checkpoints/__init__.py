@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State on disk: atomic, checksummed, free of pickle."""
+"""Save and load state: atomically, with checksums and without pickle."""
 
 from etude.checkpoints.codec import MANIFEST, Tree
 from etude.checkpoints.tree import (

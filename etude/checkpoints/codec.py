@@ -162,7 +162,7 @@ def decode(data: Any, arrays: Mapping[str, NDArray[Any]]) -> Tree:
     """The inverse of `Encoder.encode`. Tensors are returned on the CPU, without gradients; mappings as dicts.
 
     Raises:
-        CheckpointError: the data is not a result of `Encoder`, or an array is missing.
+        CheckpointError: the data was not made by `Encoder`, or an array is missing.
     """
     if isinstance(data, list):
         return [decode(item, arrays) for item in data]
@@ -259,8 +259,8 @@ def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> dict[str,
     """Write C-contiguous arrays of native dtypes to a new file, without copying the numbers.
 
     Returns:
-        The description of the file in a manifest, for `Arrays`: its ``file`` name, its ``bytes``, the CRC-32 of the
-        length and the ``header``, and that of each array, as ``crc32``.
+        The description of the file in a manifest, for `Arrays`: its name as ``file``, its size as ``bytes``, the CRC-32
+        of the header with its length as ``header``, and those of the arrays, by name, as ``crc32``.
     """
     ordered = sorted(arrays, key=lambda name: -arrays[name].itemsize)  # this aligns each array
     buffers = [arrays[name].reshape(-1).view(np.uint8).data for name in ordered]

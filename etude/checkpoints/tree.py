@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: a folder with ``checkpoint.json`` and one safetensors file, written so that one is always complete.
+"""Checkpoints: a folder with the manifest ``checkpoint.json`` and one safetensors file, replaced atomically.
 
 The manifest names the safetensors file, its size and the checksums of its contents, so that replacing the manifest
-switches to the new checkpoint in a single instant. It contains a checksum of its own content, too.
+switches to the new checkpoint in a single step. It also contains a checksum of its own content.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from typing import Any, BinaryIO, TypeAlias
 from etude import __version__
 from etude.checkpoints.codec import MANIFEST, Arrays, Encoder, Tree, decode, write_arrays
 from etude.errors import CheckpointError, DataError
-from etude.files import AnyPath, RemotePath, located, names_in, put, spare_name, sync, write_atomically
+from etude.files import AnyPath, RemotePath, located, names_in, put, sync, temporary_name, write_atomically
 
 FORMAT = "etude-checkpoint"
 VERSION = 5
 """Version of the layout of the manifest and its states. Lower versions were written before the first release."""
 _STATE_FILE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
-_SPARE = spare_name(MANIFEST)
+_SPARE = temporary_name(MANIFEST)
 
 _BLOCK = 1 << 24  # bytes that are copied at a time
 _FAILED = (OSError, DataError)  # raised by files and file systems
@@ -63,10 +63,10 @@ def _open(path: AnyPath) -> BinaryIO:
 
 
 def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
-    """Write ``tree`` to ``folder``, which is created if necessary, replacing a checkpoint there.
+    """Write ``tree`` to ``folder``, which is created if necessary; replaces any checkpoint there.
 
-    The process may die at any instant: the folder then contains the old checkpoint or the new one, complete. Only one
-    process at a time may save to a folder; others may load from it meanwhile.
+    If the process dies, the folder contains either the old checkpoint or the new one, complete. Only one process at a
+    time may save to a folder; others may load from it meanwhile.
 
     Args:
         folder: A path, or a URL that pyarrow or fsspec support; other files in it are left alone.
@@ -89,7 +89,7 @@ def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
         }
         state = f"state-{secrets.token_hex(8)}.safetensors"
         at.mkdir(parents=True, exist_ok=True)
-        _mend(at)
+        _finish_replacing(at)
         document["state"] = write_arrays(at / state, encoder.arrays)
         document["crc32"] = _checksum(document)
         _replace_manifest(at, json.dumps(document, indent=1, allow_nan=False).encode())
@@ -101,9 +101,9 @@ def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
 
 
 def copy_tree(folder: Where, to: Where) -> None:
-    """Copy the checkpoint in ``folder`` to the folder ``to``, replacing a checkpoint there.
+    """Copy the checkpoint in ``folder`` to the folder ``to``; replaces any checkpoint there.
 
-    If both are on one local disk, the large file is not copied but hard-linked, and stays until both are removed.
+    If both are on one local disk, the file of arrays is hard-linked rather than copied.
 
     Raises:
         CheckpointError: there is no checkpoint, or the copy can't be written.
@@ -113,7 +113,7 @@ def copy_tree(folder: Where, to: Where) -> None:
     _, manifest, _ = _whole_manifest(source)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        _mend(target)
+        _finish_replacing(target)
         _copy(source / state, target / state)
         _replace_manifest(target, manifest)
         _remove_states(target, but=state)
@@ -126,7 +126,7 @@ def load_tree(folder: Where, choose: Choose | None = None) -> tuple[Tree, Tree]:
 
     Args:
         folder: A path or a URL.
-        choose: If the tree is a dict, selects the items to read; the arrays of others are not touched. None is all.
+        choose: If the tree is a dict, selects the items to read; the arrays of others are not read. None is all.
 
     Raises:
         CheckpointError: the folder is not a checkpoint, or the checkpoint is broken or of another version.
@@ -168,7 +168,7 @@ def replace_meta(folder: Where, meta: Tree) -> None:
     document = _read_manifest(at) | {"meta": Encoder(arrays_allowed=False).encode(meta)}
     document["crc32"] = _checksum(document)
     try:
-        _mend(at)
+        _finish_replacing(at)
         _replace_manifest(at, json.dumps(document, indent=1, allow_nan=False).encode())
     except _FAILED as error:
         raise CheckpointError(f"can't change the checkpoint at {at}: {error}.") from error
@@ -184,9 +184,9 @@ def state_name(folder: Where) -> str:
 
 
 def remove_tree(folder: Where) -> None:
-    """Remove a checkpoint, if it exists, and the folder, if it is empty then.
+    """Remove a checkpoint, if it exists; and its folder, if that is then empty.
 
-    The manifest is removed first: if the process dies, what is left is not a checkpoint, and never half of one.
+    The manifest is removed first: if the process dies, what is left is not taken for a checkpoint.
 
     Raises:
         CheckpointError: it can't be removed.
@@ -198,7 +198,7 @@ def remove_tree(folder: Where) -> None:
             (at / _SPARE).unlink(missing_ok=True)
         _remove_states(at, but="")
         if not names_in(at):
-            with contextlib.suppress(OSError):  # it did not exist, or is a current folder
+            with contextlib.suppress(OSError):  # it does not exist, or is the current folder
                 at.rmdir()
     except _FAILED as error:
         raise CheckpointError(f"can't remove the checkpoint {at}: {error}.") from error
@@ -227,7 +227,7 @@ def _copy(source: AnyPath, target: AnyPath) -> None:
 def _replace_manifest(at: AnyPath, data: bytes) -> None:
     """Replace the manifest.
 
-    At every instant, the old or the new one is complete: under its name, or the new one as the spare.
+    At any time, either the old or the new manifest is complete; the new one perhaps only as the spare file.
     """
     if not isinstance(at, RemotePath) or at.is_in_object_store:
         write_atomically(at / MANIFEST, data)
@@ -255,8 +255,8 @@ def has_manifest(folder: Where) -> bool:
     return MANIFEST in names or (isinstance(at, RemotePath) and _SPARE in names)
 
 
-def _mend(at: AnyPath) -> None:
-    """Finish replacing the manifest if a process died meanwhile and left the new one only as the spare."""
+def _finish_replacing(at: AnyPath) -> None:
+    """Finish replacing the manifest if a process died before it was done and left the new one as the spare file."""
     if isinstance(at, RemotePath) and _SPARE in names_in(at):
         with contextlib.suppress(CheckpointError):
             name, data, _ = _whole_manifest(at)

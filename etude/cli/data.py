@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PROBLEMS = 1
 _MOST_NAMES = 6
-"""The most frequent names of which `etude data describe` prints the counts."""
+"""Number of the most frequent names whose counts `etude data describe` prints."""
 
 
 @settings
@@ -37,7 +37,7 @@ class Validate(flags.TableOptions):
     """The recording: a folder or a file; several are read as one."""
 
     env: str | None = None
-    """The env that the data is from, for data that does not state its spaces: it is checked by the env's."""
+    """Env that the data is from. Data that does not state its spaces is checked against the env's."""
 
     json: bool = False
     """Print one JSON object on standard output."""
@@ -64,13 +64,13 @@ class DataCommand(flags.TableOptions):
     need to be invented, and otherwise leave it out; skip: leave it out with its segment."""
 
     def opened(self, path: str | Sequence[str], env: str | None = None) -> "Recording":
-        """Open the recording at ``path``, or several as one; with the spaces of ``env`` if it states none."""
+        """Open the recording at ``path``, or several as one. If it states no spaces, it gets those of ``env``."""
         from etude.recordings import Recording
 
         spaces = cache(partial(_spaces_of, env))
         recording = Recording.open_with(self.described(path), self.on_bad, spaces, of_env=True)
         if env is not None:
-            recording.name_env(env, spaces)
+            recording.set_env(env, spaces)
         return recording
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
@@ -87,7 +87,7 @@ class DataCommand(flags.TableOptions):
         return 0
 
     def edited(self, path: str, edit: Callable[..., "Edited"], *to: str, **how: Any) -> int:
-        """Make new recordings of the one at ``path``, and print what was written; return the exit code."""
+        """Apply ``edit`` to the recording at ``path``, print what was written, and return the exit code."""
         recording = self.opened(path)
         done = edit(recording, *to, **how)
         return self.tell([recording], done.to_json(), str(done))
@@ -95,22 +95,22 @@ class DataCommand(flags.TableOptions):
 
 @settings
 class ReadCommand(DataCommand):
-    """Options of commands that look at a recording."""
+    """Options of commands that only read a recording."""
 
     path: tuple[str, ...]
     """The recording: a folder or a file; several are read as one."""
 
     def recording(self) -> "Recording":
-        """Open it."""
+        """Open the recording."""
         return self.opened(_one_or_many(self.path))
 
 
 @settings
 class Info(ReadCommand):
-    """Summarise a recording, counted over every row; for a table, its columns and a guess at what they are."""
+    """Summarise a recording, counting every row. For a table: show its columns, and guess what they are."""
 
     def execute(self) -> int:
-        """Count and print."""
+        """Print the summary."""
         from etude.recordings import TableError, guess_columns
 
         try:
@@ -118,7 +118,7 @@ class Info(ReadCommand):
             found = recording.info()
         except TableError as error:
             guess = error.guess
-            with contextlib.suppress(DataError):  # it is of the first of several folders
+            with contextlib.suppress(DataError):  # the error's guess is from the first of several folders only
                 guess = guess_columns(_one_or_many(self.path))
             tell({"path": error.path, "table": guess.to_json()}, _of_table(self.path, guess), as_json=self.json)
             return 0
@@ -140,7 +140,7 @@ class Head(ReadCommand):
     """Number of steps, at least 1."""
 
     only: tuple[str, ...] = ()
-    """Columns to print, by name or root (`obs` is all its parts); all if none are given."""
+    """Columns to print; `obs` stands for all its parts. All if none are given."""
 
     def execute(self) -> int:
         """Print the steps."""
@@ -154,8 +154,8 @@ class Head(ReadCommand):
 
 @settings
 class Describe(ReadCommand):
-    """Print statistics of each column: count, missing and distinct values, mean, std, min and max of those that are
-    finite; counts of names."""
+    """Print statistics of each column: count, missing and distinct values; mean, std, min and max of finite values; and
+    counts of names."""
 
     def execute(self) -> int:
         """Print the statistics."""
@@ -190,7 +190,7 @@ class Writing(DataCommand):
     """The recording: a folder or a file."""
 
     to: str
-    """The folder of the new recording; may also follow PATH without the flag, as A B."""
+    """The folder of the new recording; `--to` may be left out right after the path, as in A B."""
 
 
 @settings
@@ -201,10 +201,10 @@ class Convert(Writing):
     """Format to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; `minari`; or `lerobot`."""
 
     fps: int | None = None
-    """Steps per second, at least 1, for `lerobot` only. None: that of the LeRobot dataset converted, or 30."""
+    """Steps per second, at least 1, for `lerobot` only. None: those of the source, if it is LeRobot's, or 30."""
 
     env: str | None = None
-    """The env that the data is from, for data that does not state its spaces, such as a table: it gets the env's."""
+    """Env that the data is from. Data that does not state its spaces, such as a table, gets the env's."""
 
     def execute(self) -> int:
         """Write the new recording."""
@@ -219,10 +219,10 @@ class Convert(Writing):
 
 
 def _spaces_of(env: str | None) -> "tuple[Space | None, Space | None]":
-    """The spaces of an env."""
+    """The observation space and the action space of an env; None without an env."""
     if env is None:
         return None, None
-    from etude.cli.asked import import_from_here
+    from etude.cli.options import import_from_here
     from etude.envs import make_arena
 
     import_from_here()
@@ -292,13 +292,13 @@ class Filter(Writing):
     """Keep episodes whose return, summed over all agents, is at most this."""
 
     min_length: int | None = None
-    """Keep episodes with at least this many steps, of the agent that has most."""
+    """Keep episodes of at least this many steps, counted for the agent with the most steps."""
 
     max_length: int | None = None
-    """Keep episodes with at most this many steps, of the agent that has most."""
+    """Keep episodes of at most this many steps, counted for the agent with the most steps."""
 
     where: str | None = None
-    """Keep episodes for which an expression holds: `done and mean(reward) > 0.5 and max(abs(obs[0])) < 2`. It may use
+    """Keep episodes that satisfy an expression: `done and mean(reward) > 0.5 and max(abs(obs[0])) < 2`. It may use
     return, length, steps, agents, terminated, truncated, done and episode_id, and sum, mean, min, max, any and all over
     columns."""
 
@@ -312,7 +312,7 @@ class Filter(Writing):
 
 @settings
 class Sample(Writing):
-    """Write some episodes, drawn at random: `etude data sample A B --episodes 9`."""
+    """Write some episodes, chosen at random: `etude data sample A B --episodes 9`."""
 
     episodes: int | None = None
     """Number of whole episodes to draw."""
@@ -342,7 +342,7 @@ class Cache:
     """Print one JSON object on standard output."""
 
     def execute(self) -> int:
-        """Print where the cache is and what it holds, or clear it."""
+        """Print the cache's path and contents, or clear it."""
         from etude.recordings import cache
 
         found = cache.entries()
@@ -367,7 +367,7 @@ class Show(DataCommand):
     """Write a self-contained page to this file instead of serving it."""
 
     where: str = ""
-    """With --to: include only episodes for which an expression holds, such as `return > 100`, as in `etude data
+    """With --to: include only episodes that satisfy an expression, such as `return > 100`, as in `etude data
     filter`."""
 
     episodes: IntFrom0 = 20
@@ -437,7 +437,7 @@ def _cell(value: Any) -> str:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """How often the most frequent texts occur, for a table cell."""
+    """The most frequent names and their counts, for a table cell."""
     shown = [f"{printable(text)} {count:,}" for text, count in list(counts.items())[:_MOST_NAMES]]
     return ", ".join([*shown, "…"] if len(counts) > _MOST_NAMES else shown)
 
@@ -447,7 +447,7 @@ def _one_or_many(paths: tuple[str, ...]) -> Any:
 
 
 def _of_table(path: tuple[str, ...], guess: "Guess") -> str:
-    """The columns of a table, and a guess at what they are."""
+    """Describe a table's columns, and a guess at what they are."""
     from etude.recordings.formats.guessing import MOST_ROWS
 
     rows = [["column", "type", "different", "missing", "for example"]]

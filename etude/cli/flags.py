@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line flags of settings classes: their names, their values and the help, which tyro writes; settings files.
+"""Command-line flags for settings classes: their names, values and help, which tyro writes; and settings files.
 
-Flags mean what lines of a settings file mean: their words become the same values, and `etude.settings` checks them, so
-that a wrong value gets the same message in both.
+A flag and a line of a settings file with the same words give the same value. `etude.settings` checks it, so that a
+wrong value gets the same message in both.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from etude.urls import redacted
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 Converters = Mapping[Any, Callable[[str], Any]]
-"""Functions that turn a word into a value, for types (keys, as annotated) that only Python can write."""
+"""By annotated type: functions that turn a word into a value, for types that only Python can write."""
 
 
 class Command(Protocol):
@@ -76,11 +76,11 @@ def parse(
     positional: str | None = None,
     converters: Converters | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Parse a command line into the values of several settings classes, each as a nested mapping; types are not
+    """Parse a command line into the values of several settings classes, each as a nested mapping; their types are not
     checked.
 
     Args:
-        kinds: Settings classes by their titles in help. A short name that several have belongs to the first.
+        kinds: Settings classes by their titles in help. A short name that several share belongs to the first.
         args: The arguments.
         prog: The command, such as ``etude train ppo``. Messages use its last word as the owner of the settings.
         about: What the command does, for its help.
@@ -89,7 +89,7 @@ def parse(
 
     Raises:
         SettingsError: a flag is unknown (the nearest is named), is given twice, or has too few or too many values.
-        SystemExit: help was asked for, and is written.
+        SystemExit: the arguments ask for help, which is written.
     """
     groups = [[leaf for leaf in leaves_of(kind) if leaf.path != (positional,)] for kind in kinds.values()]
     names, owner = FlagNames(*groups), prog.split()[-1]
@@ -111,7 +111,7 @@ def parse(
                 for name in leaf.path[:-1]:
                     inner = inner.setdefault(name, {})
                 where = ".".join([owner, *leaf.path])
-                inner[leaf.path[-1]] = of_words(leaf.hint, given.pop(leaf.path), where, converters or {})
+                inner[leaf.path[-1]] = parse_words(leaf.hint, given.pop(leaf.path), where, converters or {})
     return found
 
 
@@ -120,8 +120,8 @@ class TableOptions:
     """Options of commands that read data."""
 
     columns: Mapping[str, Any] | None = None
-    """For a table (CSV, Parquet, JSON, Arrow): which of its columns are what, as in obs=speed,load action=command
-    reward=score episode_id=trip t=tick propensity=p. `etude data info TABLE` suggests it."""
+    """For a table (CSV, Parquet, JSON, Arrow): what its columns are, as in obs=speed,load action=command reward=score
+    episode_id=trip t=tick propensity=p. `etude data info TABLE` suggests it."""
 
     def __post_init__(self) -> None:
         wrong = [name for name, own in (self.columns or {}).items() if not own]
@@ -150,7 +150,7 @@ class FlagNames:
     group (``workers``).
 
     Args:
-        groups: The settings. A short name that several groups have belongs to the first.
+        groups: The settings. A short name that several groups share belongs to the first.
     """
 
     def __init__(self, *groups: Sequence[Leaf]) -> None:
@@ -173,7 +173,7 @@ class FlagNames:
         return found[0] if len(found) == 1 else None
 
     def split(self, args: Sequence[str], owner: str) -> tuple[dict[tuple[str, ...], list[str]], list[str]]:
-        """The words of each setting that is given, by path, and the words that belong to none."""
+        """Return the words of each setting that is given, by its path, and the words that belong to no setting."""
         given, flags = dict[tuple[str, ...], list[str]](), dict[tuple[str, ...], str]()
         rest, words, room = list[str](), list[str](), 0.0
         for word in args:
@@ -255,8 +255,8 @@ def metavar(hint: Any) -> str:
     return ("NAME" if "NAME" in found else "|".join(found)) + (" ..." if many else "")  # NAME: only Python can write it
 
 
-def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
-    """The value that the words after a flag stand for, as `made` returns for a settings file.
+def parse_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
+    """Convert the words after a flag to its value, like `made` for a value in a settings file.
 
     Raises:
         SettingsError: there is no word, there are too many, they have the wrong type, or a name has two values.
@@ -265,7 +265,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
         raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
     if not takes_many(hint) and len(words) > 1:
         raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")
-    value, usage = _of_words(hint, words, where, converters), metavar(hint)
+    value, usage = _parse_words(hint, words, where, converters), metavar(hint)
     pairs = is_by_name(hint) and any("=" in word for word in words)
     if not pairs and "NAME" not in usage.replace("NAME=VALUE", "") and not fits(hint, value, text=True):
         such = {"NUMBER|STEP": ", such as 3e-4 or 0:3e-4,100000:0", "INT ...": ", such as 64 64"}
@@ -275,7 +275,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
     return value
 
 
-def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
+def _parse_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
     many = takes_many(hint)
     if not many or (is_one_or_many(hint) and len(words) == 1):
         return made(hint, words[0], converters)
@@ -290,7 +290,7 @@ def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converter
 
 
 def made(hint: Any, value: Any, converters: Converters) -> Any:
-    """A value from a settings file, with `none` and the names of Python objects replaced by what they stand for."""
+    """Convert a value from a settings file: replace `none`, and names of Python objects, by what they stand for."""
     by_name = is_by_name(hint)
     if isinstance(value, str) and value.lower() == "none" and type(None) in options_of(hint):
         return None
@@ -306,13 +306,13 @@ def made(hint: Any, value: Any, converters: Converters) -> Any:
     return converters[hint](value) if isinstance(value, str) and hint in converters and not by_name else value
 
 
-def made_of_file(cls: type, written: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
-    """`made` for all settings in a file, nested ones included; an empty group of settings sets nothing."""
+def convert_file(cls: type, written: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
+    """Apply `made` to all settings in a file, including nested ones; an empty group of settings is left out."""
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
     found = {name: value for name, value in written.items() if value is not None or name not in inside}
     for name, value in found.items():
         if name in inside and isinstance(value, Mapping):
-            found[name] = made_of_file(inside[name], value, converters)
+            found[name] = convert_file(inside[name], value, converters)
         elif name in hints:
             found[name] = made(hints[name], value, converters)
     return found
@@ -327,13 +327,13 @@ def _json(word: str) -> Any:
 
 
 def is_one_or_many(hint: Any) -> bool:
-    """Whether the type allows one string, or a function, or several values."""
+    """Whether the type allows either one string or function, or several values."""
     kinds = {*options_of(hint)}
     return {str, tuple[Any, ...]} <= kinds or {tuple, Callable} <= {*map(typing.get_origin, kinds)}
 
 
 def is_by_name(hint: Any) -> bool:
-    """Whether a flag takes NAME=VALUE: its type is a mapping, or also one."""
+    """Whether a flag takes NAME=VALUE: its type is a mapping, or may be one."""
     return any(typing.get_origin(kind) is Mapping for kind in options_of(hint))
 
 
@@ -355,7 +355,7 @@ _NAMES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "YES|NO", type(None): 
 
 
 def read(path: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file.
+    """Read a YAML or JSON file that contains a mapping; an empty file gives {}.
 
     Raises:
         SettingsError: the file does not exist, is of another kind, can't be parsed, is not a mapping, is nested too
@@ -396,7 +396,7 @@ def _check_nesting(value: Any, inside: tuple[int, ...] = (), known: set[int] | N
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping of pairs, whose names must be distinct."""
+    """Make a mapping of pairs; raise a ValueError if a name occurs twice."""
     for name, count in Counter(name for name, _ in pairs).items():
         if count > 1:
             raise ValueError(f"it has `{name}` twice: leave one of them out.")
@@ -420,6 +420,11 @@ def _loader() -> Any:
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
+def summary(cls: type) -> str:
+    """The first paragraph of a class's docstring, as one line; empty without a docstring."""
+    return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+
+
 def _write_help(
     kinds: Mapping[str, type], names: FlagNames, prog: str, about: str, positional: str | None, *, everything: bool
 ) -> None:
@@ -431,7 +436,7 @@ def _write_help(
     groups: dict[tuple[str, ...], tuple[type, list[Any]]] = {}
     is_whole = True
     for title, kind in kinds.items():
-        groups[title,] = kind, []  # before those inside
+        groups[title,] = kind, []  # so that it comes before the groups inside it
         for leaf in leaves_of(kind):
             name, flag, is_truth = leaf.path[-1], _flag(leaf.path), leaf.hint is bool
             is_required = leaf.default is dataclasses.MISSING
@@ -455,11 +460,11 @@ def _write_help(
     fields = []
     for path, (owner, found) in [(path, group) for path, group in groups.items() if group[1]]:
         made = dataclasses.make_dataclass("_".join(path), found)
-        made.__doc__ = (owner.__doc__ or "").partition("\n")[0] if path[1:] else ""
+        made.__doc__ = summary(owner) if path[1:] else ""
         shown_as = tyro.conf.arg(name=".".join(path))
         fields.append(("_".join(path), Annotated[(made, shown_as)], dataclasses.field(default_factory=made)))
     more = "" if is_whole else f"\n\nAll settings: {prog} {HELP_ALL}"
-    # https://no-color.org; tyro knows only terminals that are dumb
+    # https://no-color.org; tyro omits colors only if the terminal is dumb
     with variable_set("TERM", "dumb") if os.environ.get("NO_COLOR") else contextlib.nullcontext():
         tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
 

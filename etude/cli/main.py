@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The arguments after ``etude``; None: those of the process.
+        argv: The arguments after ``etude``; None: those of this process.
 
     Returns:
         The exit code: 0 success; 1 a check found problems, or an unexpected failure; 2 a user's error; 3 a budget ran
@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except EtudeError as error:
-        streams.complain(str(error))
+        streams.print_error(str(error))
         return 2
     except KeyboardInterrupt:
-        streams.complain("interrupted.")
+        streams.print_error("interrupted.")
         return 130
     except BrokenPipeError:
         if not streams.hush_unread():

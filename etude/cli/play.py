@@ -25,7 +25,7 @@ GOAL, EPISODES = 450.0, 60
 
 @settings
 class Play:
-    """Options of commands that play with a trained run."""
+    """Options of commands that play episodes with a trained run."""
 
     run: str
     """The folder of the run, with its checkpoint."""
@@ -34,10 +34,10 @@ class Play:
     """Env to play in, a registered id or `module:factory`. None: the env it was trained in."""
 
     seed: int | None = None
-    """Seed of envs and action sampling. None draws one from the system."""
+    """Seed of envs and action sampling. None: a random one."""
 
     explore: bool = False
-    """Sample actions from the policy; otherwise take the most likely ones."""
+    """Sample actions from the policy instead of taking the most likely ones."""
 
     json: bool = False
     """Print one JSON object on standard output."""
@@ -49,20 +49,20 @@ class Play:
     """Steps after which an episode is truncated, at least 1. None: as in training."""
 
     set: Mapping[str, str] | None = None
-    """Settings that differ from the saved ones, such as `target_return=400`."""
+    """Settings to change from the saved ones, such as `target_return=400`."""
 
     trust: bool = False
     """Import and call whatever the checkpoint names: this runs code from the file."""
 
     def loaded(self, held_out: Any = None) -> "Algorithm[Any]":
-        """Load the run without what it needs only to learn, to play or to be evaluated on ``held_out`` data."""
+        """Load the run, without what only training needs, to play or to be evaluated on ``held_out`` data."""
         from etude.algorithms import load
-        from etude.cli.asked import import_from_here, saved_in
+        from etude.cli.options import import_from_here, saved_in
 
         if self.trust or ":" in (self.env or ""):
             import_from_here()
         saved = saved_in(self.run, "config")
-        # Playing takes one process, whichever engine trained it.
+        # One process is enough to play, whichever engine trained the run.
         given: dict[str, Any] = {**(self.set or {}), "engine": "local", "callbacks": (), "modules_to_train": None}
         if "prelearner" in saved:
             given["prelearner"] = None
@@ -85,16 +85,16 @@ class Play:
 
 @settings
 class Evaluate(Play, flags.TableOptions):
-    """Play whole episodes with a trained run, and report their returns; with --on, estimate these from episodes that
-    another policy played."""
+    """Play whole episodes with a trained run, and report their returns. With --on, estimate the return from recorded
+    episodes of another policy instead."""
 
     on: str | None = None
-    """Recording of held-out episodes from which to estimate the policy's return, without playing. The options below go
-    with it only."""
+    """Recording of held-out episodes from which to estimate the policy's return, without playing. The options below
+    apply only with it."""
 
     methods: str | None = None
-    """Estimators, separated by commas: is, wis, pdis, wpdis, dm, dr, wdr and fqe. None: all. Those from dm on fit
-    action values, which takes most of the time."""
+    """Estimators, separated by commas: is, wis, pdis, wpdis, dm, dr, wdr and fqe. None: all. The last four fit action
+    values, which takes most of the time."""
 
     gamma: float = 0.99
     """Discount factor, 0 to 1."""
@@ -103,14 +103,14 @@ class Evaluate(Play, flags.TableOptions):
     """Confidence level of the intervals, between 0 and 1."""
 
     greedy: bool = False
-    """Estimate the return of the most likely actions; otherwise of sampled ones."""
+    """Estimate the return of the most likely actions instead of that of sampled actions."""
 
     behaviour: Literal["recorded", "fit"] = "recorded"
-    """Source of the behaviour policy's probabilities: recorded ones, or a fit to its actions."""
+    """Source of the behaviour policy's probabilities: the recorded ones, or a model fitted to the recorded actions."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
     """What to do with bad data, such as NaN or duplicate steps. strict: raise an error; repair: fix it if no values
-    need to be invented; skip: leave it out. A note reports it."""
+    need to be invented; skip: leave it out. What was changed or left out is reported."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +125,7 @@ class Evaluate(Play, flags.TableOptions):
                 raise SettingsError(f"`{name}` {why}")
 
     def execute(self) -> int:
-        """Play, or estimate."""
+        """Play, or with --on estimate, and print the results."""
         from etude.algorithms.play import check_played
 
         if self.on is not None:
@@ -187,7 +187,7 @@ class Watch(Play):
     """Watch a trained run play: as a clip, or in the env's own window."""
 
     to: str | None = None
-    """Clip to write: .gif; or .mp4 or .webm, which need etude[video]."""
+    """Clip to write: .gif, or .mp4 or .webm, which need etude[video]."""
 
     live: bool = False
     """Open the env's own window instead."""
@@ -202,7 +202,7 @@ class Watch(Play):
     """Frames per second. None: the env's natural speed."""
 
     size: str | None = None
-    """Width and height in pixels, such as 480x320, to which frames are scaled, undistorted. None: as rendered."""
+    """Width and height in pixels, such as 480x320; frames are scaled without distortion. None: as rendered."""
 
     quiet: bool = False
     """Print only errors."""
@@ -210,14 +210,14 @@ class Watch(Play):
     def __post_init__(self) -> None:
         if (self.to is None) != self.live:
             raise SettingsError(
-                "watch needs to know how: --to clip.mp4 writes a clip (.mp4, .webm or .gif), --live opens the env's "
-                f"own window; {'both were' if self.live else 'neither was'} given."
+                "watch needs either --to clip.mp4, which writes a clip (.mp4, .webm or .gif), or --live, which opens "
+                f"the env's own window; {'both were' if self.live else 'neither was'} given."
             )
         if self.live and (self.fps is not None or self.size is not None):
             raise SettingsError("`fps` and `size` are for clips: the env's own window has its own.")
 
     def execute(self) -> int:
-        """Play, and film or show it."""
+        """Play, and write a clip or show the env's window."""
         from etude.algorithms import clips
 
         with closing(self.loaded()) as algorithm:
@@ -238,7 +238,7 @@ class Watch(Play):
 
 @settings
 class Plot:
-    """Plot the learning curves of runs: singly or, with --by, groups of them with mean and interval."""
+    """Plot the learning curves of runs: one for each run or, with --by, the mean and interval of groups of runs."""
 
     run: tuple[str, ...] = ()
     """The folders of the runs; with --by, also folders that contain such folders."""
@@ -247,7 +247,7 @@ class Plot:
     """Image to write: .png, .svg or .pdf."""
 
     by: str | None = None
-    """What the runs of a group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
+    """What to group runs by: `algorithm`, `folder`, or a setting such as `lr`."""
 
     y: str = "return_mean"
     """With --by: field of results to plot; `losses/policy` is an entry of a field."""
@@ -278,19 +278,19 @@ class Compare:
     """The folders of the runs, or folders that contain such folders."""
 
     by: str = "algorithm"
-    """What the runs of a group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
+    """What to group runs by: `algorithm`, `folder`, or a setting such as `lr`."""
 
     y: str = "return_mean"
     """Field of results to compare; `losses/policy` is an entry of a field."""
 
     x: str = "env_steps"
-    """Field of results that says how long the runs went on; `updates` where no run sampled steps."""
+    """Field of results that measures how long runs were trained. Groups without env steps are measured in updates."""
 
     json: bool = False
     """Print one JSON object on standard output."""
 
     def execute(self) -> int:
-        """Print a table, and which runs ended before others."""
+        """Print a table, and the groups whose runs were not trained equally long."""
         from etude.algorithms.comparison import compare
 
         groups = [(group, self.x) for group in compare(self.run, by=self.by, y=self.y, x=self.x)]
@@ -365,7 +365,7 @@ class Export:
         """Load and write."""
         from etude.algorithms import load_policy
         from etude.algorithms.progress import gauge
-        from etude.cli.asked import import_from_here
+        from etude.cli.options import import_from_here
 
         if self.trust:
             import_from_here()
@@ -376,7 +376,7 @@ class Export:
 
 
 def serve_command() -> type[flags.Command]:
-    """``etude serve``, whose options are those of `etude.serving`, which takes a while to import."""
+    """Define the command ``etude serve``, whose options are those of `etude.serving`, which takes a while to import."""
     from etude.serving import ServingConfig, serve
 
     @settings
@@ -416,7 +416,7 @@ def main(command: str, args: list[str]) -> int:
 
 
 def summary(found: "Evaluation") -> str:
-    """An evaluation as text."""
+    """Describe an evaluation in words."""
     from etude.algorithms.progress import parts
 
     whole = (
@@ -426,5 +426,5 @@ def summary(found: "Evaluation") -> str:
     )
     lines = [whole, *(f"mean returns of {kind}: {returns}" for kind, returns in parts(found).items())]
     if found.faulty_episodes:
-        lines.append(f"{found.faulty_episodes:,} more episodes broke off by an error of the env")
+        lines.append(f"{found.faulty_episodes:,} more episodes were cut by an error of the env")
     return "\n".join(lines)

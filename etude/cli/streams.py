@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard output and error, for any kind of reader."""
+"""Write to standard output and standard error, whatever reads them."""
 
 import io
 import logging
@@ -27,14 +27,14 @@ def _usable(stream: TextIO | None) -> TextIO:
 
 
 def say(text: str) -> None:
-    """Write a line to standard error; a closed stream is ignored, so that it ends no run."""
+    """Write a line to standard error. A closed stream is ignored, so that it does not end a run."""
     try:
         sys.stderr.write(printable_lines(text) + "\n")
     except OSError:
         _hush(sys.stderr)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Write an error to standard error, with its later lines indented."""
     say("error: " + message.replace("\n", "\n       "))
 
@@ -61,7 +61,7 @@ def show(text: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines, with aligned columns."""
+    """Format rows of cells as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)
@@ -110,7 +110,7 @@ def _is_unread(stream: TextIO) -> bool:
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
-        return bool(poll.poll(0))  # 0 polls for errors only
+        return bool(poll.poll(0))  # no events asked for: only errors are reported
     except (AttributeError, OSError):  # a system without poll; a stream without a file
         return False
 

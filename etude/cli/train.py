@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load, run
-from etude.algorithms.algorithm import lacks_evaluation
+from etude.algorithms.algorithm import needs_evaluation
 from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.clips import check_clips, clip
 from etude.algorithms.comparison import interval_of
@@ -24,7 +24,7 @@ from etude.algorithms.parallel import failures, seed_jobs, seeds_of, title_of, t
 from etude.algorithms.saving import name_of, names_code
 from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
-from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli.options import FolderOptions, algorithm_class, ask, config_of, import_from_here
 from etude.display import rounded
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError, described
@@ -36,7 +36,7 @@ FAILED, GOAL_MISSED = 1, 3
 CLIP_SIZE = "320x240"
 """Size of clips in pixels; small, as TensorBoard loads clips whole."""
 CLIP_STEPS = 2_000
-"""After which a clip during training ends, so that an episode that never ends does not stop it."""
+"""Maximum number of steps of a clip made during training: an episode may never end."""
 
 USAGE = """usage: etude train ALGORITHM [OPTIONS]
 
@@ -55,20 +55,20 @@ class KeepOptions:
     """Number of newest checkpoints to keep, at least 0."""
 
     keep_best: IntFrom0 = 0
-    """Number of checkpoints with the best `metric` to keep, at least 0. Better results are also saved between two
-    `save_interval`s, as long as that takes little of the time."""
+    """Number of checkpoints with the best `metric` to keep, at least 0. A new best is also saved between two
+    `save_interval`s, if this takes only a small part of the time."""
 
     metric: str = "return_mean"
     """Field of results that decides which is best; `losses/policy` is an entry of a field."""
 
     best_is: Literal["max", "min"] = "max"
-    """Whether large or small values are good."""
+    """Whether larger or smaller values of `metric` are better."""
 
     def __post_init__(self) -> None:
         check_metric(self.metric)
 
     def kept_in(self, out: Path) -> Checkpoints | None:
-        """The object that keeps them; None if none are kept."""
+        """Make the `Checkpoints` that keeps them in ``out``; None if none are kept."""
         if not self.keep_last and not self.keep_best:
             return None
         last, where = max(1, self.keep_last), out / run.CHECKPOINTS
@@ -87,13 +87,13 @@ class TrainOptions(FolderOptions):
 
     resume: str | None = None
     """Resume from the checkpoint in this folder with its settings; those given here take precedence. Give the engine
-    again, and your own code that it names, such as an env `module:factory`."""
+    again, and your own code, such as an env `module:factory`."""
 
     trust: bool = False
     """Import and call whatever the resumed checkpoint names: this runs code from the file."""
 
     checkpoints: KeepOptions = KeepOptions()
-    """Which further checkpoints are kept."""
+    """Checkpoints to keep besides the newest one."""
 
     seeds: IntFrom0 = 0
     """Number of seeds to train with, counted from `seed` (or 0), each in its own process and folder, such as
@@ -110,7 +110,7 @@ class TrainOptions(FolderOptions):
         if self.seeds and self.clip_interval:
             raise SettingsError("`clip_interval` is for one run: leave it out with `seeds`, and see etude watch.")
         if not self.seeds and self.max_concurrent is not None:
-            raise SettingsError("`max_concurrent` is about the runs of several seeds: give --seeds, too.")
+            raise SettingsError("`max_concurrent` limits how many seeds are trained at a time: give --seeds, too.")
 
 
 def main(command: str, args: list[str]) -> int:
@@ -120,7 +120,7 @@ def main(command: str, args: list[str]) -> int:
     cls = algorithm_class(args, "train", USAGE)
     if cls is None:
         return 0
-    owner, given, options = ask(cls, TrainOptions, args, "train", (cls.__doc__ or "").partition("\n")[0])
+    owner, given, options = ask(cls, TrainOptions, args, "train", flags.summary(cls))
     if options.seeds:
         return _train_seeds(cls, owner, given, options)
     if options.resume is not None:
@@ -158,8 +158,8 @@ def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options:
 
 
 def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: Signals, *, shown: Path) -> int:
-    """Train until ``options.stop`` is met or a signal comes, writing metrics and checkpoints to ``out``, which is
-    ``shown`` to the user.
+    """Train until ``options.stop`` is met or a signal comes. Metrics and checkpoints are written to ``out``, which
+    messages call ``shown``.
 
     Returns:
         0 if the goal was met or none was set, 3 if a budget ran out before, 130 if it was interrupted.
@@ -168,7 +168,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
     def report(result: Result) -> int:
         met = stop.goals_met(result)
-        cut = signals.is_set() and (not stop.now(result) or lacks_evaluation(algorithm.config, result, stop))
+        cut = signals.is_set() and (not stop.now(result) or needs_evaluation(algorithm.config, result, stop))
         if not options.quiet:
             streams.say(_ending(algorithm, shown, result, stop, cut=cut))
         if options.json:
@@ -273,7 +273,7 @@ def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *,
 
 @settings
 class PresetsOptions:
-    """List the presets. With an algorithm and an env, write its settings file: etude presets ppo HalfCheetah-v5."""
+    """List the presets. With an algorithm and an env, print its settings file: etude presets ppo HalfCheetah-v5."""
 
     which: tuple[str, ...] = ()
     """An algorithm, or an algorithm and an env."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude tune`` and ``etude sweep``: train with many settings, through Ray Tune or in processes of this machine."""
+"""``etude tune`` and ``etude sweep``: train with many settings, through Ray Tune or in processes on this machine."""
 
 import contextlib
 import csv
@@ -25,7 +25,7 @@ from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
 from etude.cli import flags
-from etude.cli.asked import (
+from etude.cli.options import (
     CONVERTERS,
     FolderOptions,
     RunOptions,
@@ -55,9 +55,9 @@ VALUES of a setting that is tried, for each of --samples:
   0.1,0.2,0.3           each of these, with each value of the other lists (also grid:0.1,0.2,0.3)
   choice:0.1,0.2,0.3    one of these, drawn
   uniform:0.1,0.3       a number between these
-  loguniform:1e-4,1e-2  a number between these, whose logarithm is even
+  loguniform:1e-4,1e-2  a number between these, uniform on a log scale
   randint:1,10          a whole number from the first up to, but not including, the second
-  lograndint:8,1024     the same, whose logarithm is even
+  lograndint:8,1024     the same, uniform on a log scale
   64+64,256+256         + between the parts of settings that have several
 """
 AGAIN = "       etude tune --resume OUT --trust\n"
@@ -66,25 +66,25 @@ ABOUT = "Train with many settings{}, and see which are best. What --space.NAME t
 
 @settings
 class SearchOptions(RunOptions):
-    """What both take besides the settings of the algorithm."""
+    """Options of both commands, besides the settings of the algorithm."""
 
     everyday: ClassVar[tuple[str, ...]] = ("space", "samples", "seeds", "metric", "best_is", "out", "resume")
 
     space: str | None = None
-    """A YAML or JSON file with what is tried, by setting: the words of --space.NAME, or a list, each of whose values is
-    tried; --space.NAME counts more."""
+    """YAML or JSON file with the search space: by setting, either the text that --space.NAME takes, or a list of values
+    to try. Flags --space.NAME take precedence."""
 
     samples: IntFrom1 = 1
-    """How often the search space is drawn from, at least 1; each time, all combinations of its lists are tried."""
+    """Number of samples of the search space, at least 1; each is tried with all combinations of values in lists."""
 
     metric: str = "return_mean"
-    """The field of results that says which trial is best; `losses/policy` is an entry of a field."""
+    """Field of results that decides which trial is best; `losses/policy` is an entry of a field."""
 
     best_is: Literal["max", "min"] = "max"
-    """Whether a large one is good, or a small one."""
+    """Whether larger or smaller values of the metric are better."""
 
     max_concurrent: int | None = None
-    """How many trials go on at the same time at most; none: as many as there is room for."""
+    """Maximum number of runs at a time. None: as many as there is room for."""
 
 
 @settings
@@ -92,7 +92,7 @@ class TuneOptions(SearchOptions):
     """Options of `etude tune`, besides the settings of the algorithm."""
 
     out: str | None = None
-    """Folder of all trials, or its URL. None: runs/tune-ALGORITHM-ENV-TIME."""
+    """Folder or URL of all trials. None: runs/tune-ALGORITHM-ENV-TIME."""
 
     resources: Mapping[str, float] | None = None
     """Resources of each trial, such as CPU=2 GPU=0.5. None: a CPU for each thread and each worker, and a GPU if it
@@ -102,11 +102,11 @@ class TuneOptions(SearchOptions):
     """Number of checkpoints to keep of each trial, those with the best metric, besides the newest; at least 1."""
 
     max_failures: int = 0
-    """How often a trial that failed is resumed from its newest checkpoint."""
+    """Number of times that a failed trial is resumed from its newest checkpoint; -1: without limit."""
 
     cluster: str | None = None
-    """Address of the Ray cluster: `auto`, `host:port`. None: the one that RAY_ADDRESS names, else one on this
-    machine."""
+    """Address of the Ray cluster: `auto` or `host:port`. None: the one that RAY_ADDRESS names, otherwise a new one on
+    this machine."""
 
 
 @settings
@@ -114,8 +114,8 @@ class Resume:
     """Resume an interrupted tuning with its own settings."""
 
     resume: str
-    """Resume the unfinished trials in this folder from their newest checkpoints. Tune stores the request there as
-    pickles, so this runs code from the folder: it needs `trust`."""
+    """Resume the unfinished trials in this folder from their newest checkpoints. Tune stores its arguments there as
+    pickles, which can run code when they are loaded: this needs `trust`."""
 
     trust: bool = False
     """Trust the folder, which must be your own: load its pickles, and import whatever they name."""
@@ -147,14 +147,14 @@ class Resume:
 
 @settings
 class SweepOptions(SearchOptions, FolderOptions):
-    """What `etude sweep` takes besides the settings of the algorithm."""
+    """Options of `etude sweep`, besides the settings of the algorithm."""
 
     out: str | None = None
-    """The folder of all trials; that of the first one's first seed is OUT/trial-0/seed-0. None:
+    """Folder of all trials, such as OUT/trial-0/seed-0 for the first seed of the first one. None:
     runs/sweep-ALGORITHM-ENV-TIME, or the resumed sweep."""
 
     seeds: IntFrom1 = 1
-    """How many seeds each trial is trained with, counted from `seed` (from 0 without one), at least 1."""
+    """Number of seeds to train each trial with, at least 1, counted from `seed` (or 0)."""
 
     resume: str | None = None
     """Continue the sweep in this folder, with the same command otherwise: finished trials are not trained again, the
@@ -181,16 +181,19 @@ S = TypeVar("S", bound=SearchOptions)
 def ask_space(
     cls: type[Algorithm[Any]], kind: type[S], args: list[str], command: str
 ) -> tuple[str, dict[str, Any], dict[str, Any], S]:
-    """What a command line asks for; see `ask`.
+    """Parse the command line of `etude tune` or `etude sweep`; see `ask`.
 
     Args:
-        cls: The algorithm.
-        kind: The command's own options.
+        cls: The algorithm's class.
+        kind: The class of the command's own options.
         args: The arguments.
         command: ``tune`` or ``sweep``.
 
     Returns:
-        What the algorithm is called in messages; its settings; the search space by dotted names; the options.
+        The algorithm's name in messages; its settings; the search space by dotted names; the command's own options.
+
+    Raises:
+        SettingsError: there is no search space, or an argument is wrong.
     """
     tried, rest = split(args)
     about = ABOUT.format(" on this machine" if command == "sweep" else "", command)
@@ -198,12 +201,14 @@ def ask_space(
     check_metric(options.metric)
     space = _spaces(cls.Config, options.space, tried, owner, command)
     if not space and options.samples == 1:
-        raise SettingsError(f"{owner} has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE.")
+        raise SettingsError(
+            f"the search space of {owner} is empty: give --space.lr loguniform:1e-4,1e-2, or --space FILE."
+        )
     return owner, given, space, options
 
 
 def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The search space in the arguments, by the names that are given; and the other arguments."""
+    """Split the arguments into the search space, by the names as they are given, and the other arguments."""
     tried, rest, left = dict[str, str](), list[str](), iter(args)
     for word in left:
         flag, equals, value = word.partition("=")
@@ -212,19 +217,19 @@ def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
             continue
         value = value if equals else next(left, "")
         if not value or value.startswith("--"):
-            raise SettingsError(f"{flag} needs what to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
+            raise SettingsError(f"{flag} needs values to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
         if tried.setdefault(flag.removeprefix(SPACE), value) != value:
-            raise SettingsError(f"{flag} is there twice: put all its values behind one.")
+            raise SettingsError(f"{flag} is given twice: give all its values at once.")
     return tried, rest
 
 
 def _spaces(
     kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, str], owner: str, command: str
 ) -> dict[str, Any]:
-    """The search space of a file and of flags, by the settings' dotted names.
+    """The search space of a file and of flags, which take precedence, by the settings' dotted names.
 
     Raises:
-        SettingsError: a name is unknown, or what is written is no search space.
+        SettingsError: a name is unknown, or a value is not a search space.
     """
     leaves = leaves_of(kind)
     whole = {leaf.path[0] for leaf in leaves if len(leaf.path) == 1}  # such as the engine, which may also be a word
@@ -243,7 +248,7 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
 
     def one(word: str) -> Any:
         parts = word.split("+") if flags.takes_many(leaf.hint) else [word]
-        value = flags.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
+        value = flags.parse_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
         return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
 
     if isinstance(value, list):
@@ -252,7 +257,7 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
 
 
 def rank(score: float | None, *, is_max: bool) -> float:
-    """What sorts trials by their scores, the best first and those without one last."""
+    """The key that sorts trials by score: the best first, those without a score last."""
     return math.inf if score is None else -score if is_max else score
 
 
@@ -326,7 +331,7 @@ def _number(path: str) -> int:
 
 
 def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]) -> dict[str, Any]:
-    """What is reported about a trial."""
+    """The plain data that is reported about a trial; ``address`` converts its paths."""
     metrics = result.metrics or {}
     newest = {name: value for name, value in metrics.items() if name != "config"}
     score = newest.get(metric)
@@ -348,7 +353,7 @@ def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]
 
 
 def _rows(trials: list[dict[str, Any]], metric: str) -> list[list[str]]:
-    """The cells of a table of trials, and its head."""
+    """The rows of a table of trials; the first has the names of its columns."""
     names = list(dict.fromkeys(name for trial in trials for name in trial["settings"]))
     rows = [[*names, metric, "iterations", "env_steps", "updates", ""]]
     for trial in trials:
@@ -371,7 +376,7 @@ def _redirected(*, quiet: bool) -> Iterator[None]:
 
 
 class Trial(NamedTuple):
-    """What is known of a trial."""
+    """A trial of a sweep: a sample of the search space, trained with each seed."""
 
     number: int
     tried: Mapping[str, Any]
@@ -379,7 +384,7 @@ class Trial(NamedTuple):
     """One for each seed."""
 
     def row(self, outcomes: Sequence[Outcome], metric: str) -> dict[str, Any]:
-        """What is written of it when these of its runs have ended."""
+        """The trial's row in the table, from the outcomes of those of its runs that have ended."""
         results = [outcome.result for outcome in outcomes if outcome.result is not None]
         scores = np.array([score_of(result.to_dict(), metric) for result in results])
         lost = int((~np.isfinite(scores)).sum())
@@ -415,18 +420,18 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     done: list[Outcome | None] = [None] * len(jobs)
 
     def ranked() -> list[dict[str, Any]]:
-        """The trials with what is known of their runs now, the best first."""
+        """The rows of all trials so far, the best first."""
         rows = []
         for i, trial in enumerate(found):
             ends = done[i * options.seeds : (i + 1) * options.seeds]
             rows.append(trial.row([end for end in ends if end is not None], options.metric))
-        # The score of a trial of which some seeds have none is that of the others: too good to be compared.
+        # If some seeds of a trial have no score, it is scored by the others only: too good to be compared.
         best_is_max = options.best_is == "max"
         return sorted(rows, key=lambda row: (row["without"] > 0, rank(row[options.metric], is_max=best_is_max)))
 
     def note(number: int, outcome: Outcome) -> None:
         done[number] = outcome
-        write_atomically(out / TABLE, _as_csv(ranked()))  # so that a killed sweep has one, too
+        write_atomically(out / TABLE, _as_csv(ranked()))  # each time, in case the sweep is killed
 
     title = title_of(cls, jobs[0].config, len(found), "trial")
     title += f", {options.seeds} seeds each" if options.seeds > 1 else ""
@@ -447,7 +452,7 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     for line in failed:
         say(f"error: {line}")
     if (cut or failed) and not options.quiet:
-        say(f"go on: {_to_go_on(args, out)}")
+        say(f"go on: {_resume_command(args, out)}")
     return INTERRUPTED if cut else FAILED if failed else 0
 
 
@@ -461,7 +466,7 @@ def _check_whole(args: Sequence[str]) -> None:
         )
 
 
-def _to_go_on(args: Sequence[str], out: Path) -> str:
+def _resume_command(args: Sequence[str], out: Path) -> str:
     """The command that continues this sweep."""
     words, is_kept = ["etude", "sweep"], True
     for word in args:
@@ -480,7 +485,7 @@ def _trials(
     options: SweepOptions,
     out: Path,
 ) -> list[Trial]:
-    """All trials, none of which has begun; those of a sweep that goes on are as they were."""
+    """Make all trials of a sweep. If it is resumed, check that those already begun have the same settings."""
     if options.seeds > 1 and "seed" in space:
         raise SettingsError("--space.seed and --seeds both say which seeds trials are trained with: leave out one.")
     base, found = config_of(cls, given, owner), []
@@ -507,7 +512,7 @@ _MAY_DIFFER = ("engine", "record", "callbacks", "compute", "workers")
 
 
 def _check_same(job: TrainingJob) -> None:
-    """Refuse to go on with a trial of other settings, which another command has given or drawn."""
+    """Refuse to resume a trial with other settings than it began with."""
     new = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
     were, are = (
         dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
@@ -517,9 +522,9 @@ def _check_same(job: TrainingJob) -> None:
         was = were.get(name)
         if was != now:
             raise SettingsError(
-                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but is now to have {now}: a sweep goes "
-                "on with the settings, --space, --seed and --samples that it began with (more samples are fine). Or "
-                "give another --out."
+                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but it is {now} now: resume a sweep "
+                "with the settings, --space, --seed and --samples that it began with (more samples are fine), or give "
+                "another --out."
             )
 
 

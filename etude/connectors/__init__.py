@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connectors: transformations between env and module, each a single class for acting and for recorded Experience."""
+"""Connectors: transformations between env and module. One class serves both acting and recorded Experience."""
 
 from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, AdvantageWeights, LiftAdvantages, NormalizeAdvantages, VTrace

@@ -45,7 +45,7 @@ class ClipAction(BoundedActions):
     """Clips actions to the bounds of the env's float Boxes; other actions are unchanged."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """The module's spaces are the env's."""
+        """Return the spaces unchanged."""
         boxes = _float_boxes(action_space).items()
         self.bounds = {n: _bounds(box) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()}
         return obs_space, action_space
@@ -55,7 +55,7 @@ class ClipAction(BoundedActions):
 
 
 class RescaleAction(BoundedActions):
-    """Lets the module act in [-1, 1], which is rescaled to the bounds of the env's float Boxes.
+    """Rescales the module's actions from [-1, 1] to the bounds of the env's float Boxes.
 
     Values outside [-1, 1] are clipped. Other actions are unchanged.
     """
@@ -83,18 +83,18 @@ class RescaleAction(BoundedActions):
 
     def _bounded(self, action: Array, low: Array, high: Array) -> Array:
         share = (clip(action, -1, 1) + 1) * 0.5
-        # this weighting meets both ends and wide bounds do not overflow; rounding may still pass a bound
+        # a weighted mean is exact at both ends and can't overflow; rounding may still exceed a bound in between
         return clip(low * (1 - share) + high * share, low, high)
 
     @property
     def log_scale(self) -> float:
-        """What `unact` adds to the log-density of an action, since it divides distances by half of those of the
-        bounds."""
+        """The change in an action's log-density by `unact`: the sum of ``log((high - low) / 2)`` over its components
+        whose bounds differ."""
         halves = (0.5 * (high.value.astype(np.float64) - low.value) for low, high in self.bounds.values())
         return float(sum(np.log(half[half > 0]).sum() for half in halves))
 
     def unact(self, action: Columns) -> Columns:
-        """Rescale to [-1, 1]; 0 where the env's bounds coincide."""
+        """Rescale the env's actions to [-1, 1]; 0 where the bounds coincide."""
         out = dict(action)
         for name in self.bounds:
             low, high = self._bounds_of(name, action[name])

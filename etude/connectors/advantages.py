@@ -14,22 +14,22 @@ from etude.errors import DataError, ModuleError
 from etude.experience import Experience, arrays, returns
 from etude.experience.arrays import Array, cast
 from etude.modules.module import Module
-from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Fraction, Rate, check_arguments, check_range
+from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Rate, UnitInterval, check_arguments, check_range
 
 
 class GAE(Connector):
     """Adds the columns ``advantage`` and ``value_target``, and ``value`` if there is none; all float32.
 
     Generalised advantage estimation (Schulman et al. 2016), see `etude.experience.returns.gae`. Values are the column
-    ``value`` if there is one, else the module's; on-policy algorithms leave out the recorded one, as the module has
-    perhaps changed since, or is another. The value after a segment is 0 if it terminated, else the module's value of
-    ``final_obs``; if that is unknown, the value of the last step's own observation. A recurrent module computes values
-    in the state that was recorded for the step.
+    ``value`` if there is one, else the module's; on-policy algorithms leave out a recorded column, because it may come
+    from older weights or another module. The value after a segment is 0 if it terminated, else the module's value of
+    ``final_obs``; if that is unknown, the value of the last step's own observation. A recurrent module computes the
+    value of a step from its recorded state.
 
     Args:
         gamma: Discount factor, 0 to 1.
-        lambda_: 0 (one step, biased) to 1 (Monte Carlo); 0.95 as in Schulman et al. 2017, "Proximal policy optimization
-            algorithms".
+        lambda_: 0 (one step, biased) to 1 (Monte Carlo). The default is that of Schulman et al. 2017, "Proximal policy
+            optimization algorithms".
     """
 
     needs = (col.OBS, col.REWARD)
@@ -37,14 +37,14 @@ class GAE(Connector):
     uses_module = True
 
     def __init__(self, gamma: float = 0.99, lambda_: float = 0.95) -> None:
-        check_arguments("GAE", gamma=(Fraction, gamma), lambda_=(Fraction, lambda_))
+        check_arguments("GAE", gamma=(UnitInterval, gamma), lambda_=(UnitInterval, lambda_))
         self.gamma, self.lambda_ = gamma, lambda_
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Compute the columns for all steps, lookback included.
 
         Raises:
-            DataError: values are needed, and there is no module to compute them.
+            DataError: values are needed, but no module is given to compute them; or there is no column ``reward``.
         """
         reward = cast(array_column(exp, col.REWARD, "GAE"), np.float32)
         if col.VALUE in exp.steps:
@@ -66,10 +66,10 @@ def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -
         module: Used only for segments that did not terminate.
         exp: The segments.
         value: Values of the steps' observations, ``[num_steps]``.
-        who: The connector that needs it, for messages.
+        who: The name of the connector, for messages.
 
     Raises:
-        DataError: a module is needed, and there is none.
+        DataError: a module is needed, but none is given.
     """
     bootstrap = arrays.zeros(exp.num_segments, value)
     goes_on = ~exp.segments.terminated
@@ -81,7 +81,7 @@ def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -
 
 
 def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | None, who: str) -> Array:
-    """Values of the final observations of the segments ``ends``; None: of all steps' observations."""
+    """The module's values of the final observations of segments ``ends``, or of all steps' observations if None."""
     if module is None:
         of = "the observations that segments were cut or truncated at"
         of = "the steps, which have no column `value`" if ends is None else of
@@ -104,7 +104,7 @@ class NormalizeAdvantages(Connector):
     takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Normalise with statistics over all of ``exp`` but lookback, and over all learners' shares, in float64."""
+        """Normalise with statistics over all steps except lookback, of all learners together, in float64."""
         advantage = array_column(exp, col.ADVANTAGE, "NormalizeAdvantages")
         trained = cast(advantage[exp.trained()], np.float64)
         mean, num = _mean_over(trained, self.sum_over_learners)
@@ -118,15 +118,15 @@ class NormalizeAdvantages(Connector):
 class LiftAdvantages(Connector):
     """Shifts the column ``advantage`` to mean 0 over all trained steps if its mean is negative; float32.
 
-    Before values are learned, negative rewards make all advantages negative. Each action that is tried is then made
-    less likely, whatever it was, until the policy is deterministic.
+    Before the value function is learned, negative rewards make all advantages negative. Every sampled action would then
+    become less likely, until the policy is deterministic.
     """
 
     needs = ()
     takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Shift by the mean over all of ``exp`` but lookback, and over all learners' shares, in float64."""
+        """Shift by the mean over all steps except lookback, of all learners together, computed in float64."""
         advantage = array_column(exp, col.ADVANTAGE, "LiftAdvantages")
         mean, _ = _mean_over(cast(advantage[exp.trained()], np.float64), self.sum_over_learners)
         return exp.with_steps(advantage=cast(advantage - min(mean, 0.0), np.float32))
@@ -148,7 +148,7 @@ class AdvantageWeights(Connector):
 
     Args:
         beta: How strongly better steps are favoured, at least 0.
-        rate: Rate at which the average follows the squared advantages of each batch, above 0, at most 1.
+        rate: Step size of the moving average, per batch, above 0 and at most 1.
         max_weight: Upper limit of a weight, at least 1.
     """
 
@@ -194,13 +194,13 @@ class VTrace(Connector):
     """Adds the columns ``advantage``, ``value_target`` and ``target_logp``, all float32; on the learner's side only.
 
     V-trace (Espeholt et al. 2018, "IMPALA", eq. 1 and 4.2), see `etude.experience.returns.vtrace`. The behaviour policy
-    made the steps; its log-probabilities are the recorded column ``logp``. The target policy, whose values are
-    estimated, is the module as it is now. ``target_logp`` is its log-probability of each recorded action, and
-    ``advantage`` includes the truncated importance weight. Values are always the module's present ones; the value after
-    a segment is as in `GAE`. With the weights that acted and a ``lambda_`` of 1, ``value_target`` and ``advantage``
-    equal those of ``GAE(gamma, 1.0)``.
+    is the one that acted; its log-probabilities are the recorded column ``logp``. The target policy, whose values are
+    estimated, is the current module. ``target_logp`` is its log-probability of each recorded action, and ``advantage``
+    includes the truncated importance weight. Values are always the current module's; the value after a segment is as in
+    `GAE`. If the weights have not changed since acting, and ``lambda_``, ``rho_bar`` and ``c_bar`` are 1,
+    ``value_target`` and ``advantage`` equal those of ``GAE(gamma, 1.0)``.
 
-    A recurrent module processes each step in the state that was recorded for it, which older weights made.
+    A recurrent module processes each step from its recorded state, which was computed with older weights.
 
     Args:
         gamma: Discount factor, 0 to 1.
@@ -208,8 +208,8 @@ class VTrace(Connector):
             values are learned: those of the target policy if it is infinite, else those of a policy between target and
             behaviour policy.
         c_bar: Cap of the importance weights with which later rewards are propagated back, above 0, at most ``rho_bar``,
-            as in the paper: smaller is slower and has less variance.
-        lambda_: Extra decay of these, 0 to 1 (the paper's remark 2).
+            as in the paper. Smaller values reduce variance, but slow down learning.
+        lambda_: Extra decay of these weights, 0 to 1 (the paper's remark 2).
         by_target: Use the policy of the module's target network, ``module.target``, as the target policy; values are
             still the module's.
     """
@@ -228,10 +228,10 @@ class VTrace(Connector):
     ) -> None:
         check_arguments(
             "VTrace",
-            gamma=(Fraction, gamma),
+            gamma=(UnitInterval, gamma),
             rho_bar=(FloatAbove0, rho_bar),
             c_bar=(FloatAbove0, c_bar),
-            lambda_=(Fraction, lambda_),
+            lambda_=(UnitInterval, lambda_),
             by_target=(bool, by_target),
         )
         check_range("VTrace", c_bar=(c_bar <= rho_bar, f"at most rho_bar, which is {rho_bar}, not {c_bar}"))

@@ -24,16 +24,19 @@ from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leave
 
 @dataclasses.dataclass(slots=True)
 class Inputs:
-    """What connectors get on the way from env to module, for the rows of one turn. Never write to its arrays."""
+    """The input of `Connector.online`: the rows of one turn, one for each slot that needs an action now.
+
+    A slot is one agent in one copy of the env. Never write to these arrays.
+    """
 
     slots: NDArray[np.int64]
-    """The slot of each row, int64 ``[rows]``, without repetitions."""
+    """The slot of each row, int64 ``[rows]``, all different."""
     obs: Columns
-    """The observations that need an action, each ``[rows, ...]``."""
+    """The observations to act on, each ``[rows, ...]``."""
     first: NDArray[np.bool_]
     """Whether the observation begins an episode, bool ``[rows]``."""
     prev_action: Columns
-    """What the module chose in the previous step, each ``[rows, ...]``; zeros where ``first``."""
+    """The module's action in the previous step, each column ``[rows, ...]``; zeros where ``first``."""
     prev_reward: NDArray[np.float64]
     """The reward of the previous step, float64 ``[rows]``; zeros where ``first``."""
 
@@ -50,42 +53,44 @@ def snake_case(name: str) -> str:
 class Connector:
     """Base class of transformations between env and module, online and on recorded Experience. Does nothing itself.
 
-    Override what is needed. `offline` must compute from a recorded episode what `online` computes step by step. The
-    calls come in this order: `spaces` once, `start`, then `online` and `act` at every step; `offline` and `update`
-    after each collection. ``__init__`` must keep its arguments as attributes of the same names, which ``repr`` shows,
-    unchanged, since a loaded checkpoint makes the connector again with them. With an `update`, or a `start` without a
-    `step`, it also needs `state_dict` and `load_state_dict`.
+    Override what is needed. `offline` must compute from a recorded episode what `online` computes step by step.
+    `spaces` is called once, then `start`, then `online` and `act` at every step; `offline` and `update` are called for
+    each collection.
+
+    ``__init__`` must store its arguments unchanged in attributes of the same names: ``repr`` shows them, and a loaded
+    checkpoint creates the connector again with them. `state_dict` and `load_state_dict` are required with an `update`,
+    and with a `start` but no `step`.
     """
 
     context: int = 0
-    """Number of earlier steps of an episode, as lookback, that `offline` needs to compute a step's observation."""
+    """Number of preceding steps of the episode (lookback) that `offline` needs to compute a step's observation."""
 
     needs: tuple[str, ...] | None = None
-    """The step columns, by name or root, that `offline` and `update` use, so that others need not be read from
-    recordings. None: unknown, all of them."""
+    """The step columns, by name or root, that `offline` and `update` use. Others need not be read from recordings.
+    None: unknown, so all are read."""
 
     uses_module: bool = False
-    """Whether `offline` uses the module: while the module learns, it is then called again for each batch."""
+    """Whether `offline` uses the module. If so, it is called again for each batch, because the module changes."""
 
     hindsight: bool = False
-    """Whether `offline` uses what is known only after an episode ended, and so differs from `online`. Only algorithms
-    that learn from recordings accept such a connector."""
+    """Whether `offline` uses what is known only after the end of an episode, so that it differs from `online`. Only
+    algorithms that learn from recordings accept such a connector."""
 
     takes_tensors: bool = False
     """Whether `online`, `act`, `unact`, `offline` and `update` also work on torch tensors, and then return tensors on
     the same device. Vector envs that return tensors require it."""
 
     sum_over_learners: Callable[[NDArray[np.float64]], None] | None = None
-    """If several learners share a batch: replaces an array, in place, by the sum over all learners, for statistics over
-    the batch. All of them must then call it equally often. None: there is one learner."""
+    """Replaces an array, in place, by its sum over all learners that share a batch, for statistics of the whole batch.
+    All learners must call it equally often. None: there is one learner."""
 
     @property
     def name(self) -> str:
-        """The class's name in snake case, as in settings, metrics and messages."""
+        """The class's name in snake case, as used in settings, metrics and messages."""
         return snake_case(type(self).__name__)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """The spaces that the module sees, given those on the env's side.
+        """Return the observation and action spaces on the module's side, given those on the env's side.
 
         Raises:
             SpaceError: the connector can't work on these spaces.
@@ -93,17 +98,17 @@ class Connector:
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
-        """Make the running state of ``num_slots`` slots, and forget that of earlier ones; keep what was learned."""
+        """Create the per-episode state of ``num_slots`` slots, and forget earlier slots; keep what was learned."""
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Env to module: what the module sees, for the rows of one turn."""
+        """Transform observations on their way from env to module, for the rows of one turn."""
         return inputs
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
-        """The state that `step` gets at the start of an episode, by name; {} if nothing is kept from step to step.
+        """Return the state to pass to the first `step` of an episode; {} if nothing is kept from step to step.
 
-        For a connector with its own `step`, these are zeros ``[num_rows, ...]``. By default, it is what `state_dict`
-        returns after `start`.
+        By default, this is what `state_dict` returns after `start`. A connector with its own `step` must return zeros
+        ``[num_rows, ...]`` by name.
         """
         if not self.remembers():
             return {}
@@ -112,15 +117,18 @@ class Connector:
         return own.state_dict()
 
     def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
-        """Like `online`, but the state kept from step to step is passed and returned, and nothing here changes.
+        """Like `online`, but pure: the state is an argument and a result, and the connector does not change.
 
-        `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer. `Policy.export`
-        needs a custom `step` from connectors that override `start` and from those that don't take tensors. It must work
-        on NumPy arrays and torch tensors alike, without Python branches on their values.
+        `Policy.act` calls it. By default, it runs `online` on a copy of the connector, which is slower. `Policy.export`
+        requires connectors that override `start` or don't take tensors to override `step`, too. It must work on NumPy
+        arrays and torch tensors alike, without Python branches on their values.
 
         Args:
-            inputs: The rows. Those where an episode begins (``first``) don't depend on ``state``.
-            state: `new_state`, or the state that the last step returned. It is not written to.
+            inputs: The rows. The results where ``first`` must not depend on ``state``.
+            state: The result of `new_state`, or the state that the last step returned. It must not be written to.
+
+        Returns:
+            The module's inputs, and the new state.
         """
         if not self.remembers():
             return self.online(inputs), state
@@ -128,10 +136,10 @@ class Connector:
         return own.online(inputs), own.state_dict()
 
     def step_and_act(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, "Acting"]:
-        """Like `online` and then `act`, as `step` is like `online`.
+        """Like `online` and then `act`, but pure, as `step` is.
 
         Returns:
-            What the module sees; and a function that takes what the module chose, and returns the env's action and the
+            The module's inputs; and a function that takes the module's action, and returns the env's action and the
             state after the step.
         """
         if self.remembers() and overrides(self, "act") and not overrides(self, "step"):  # `act` may change the state
@@ -146,7 +154,7 @@ class Connector:
         return own
 
     def remembers(self) -> bool:
-        """Return whether it may keep something from step to step."""
+        """Whether the connector may keep state from step to step."""
         return overrides(self, "start") and (overrides(self, "online") or overrides(self, "act"))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -156,42 +164,45 @@ class Connector:
             cls.step, cls.new_state = Connector.step, Connector.new_state  # type: ignore[method-assign]
 
     def act(self, action: Columns) -> Columns:
-        """Module to env: the action that the env gets, columns ``[rows, ...]``. Recordings keep what the module
-        chose.
+        """Transform the module's action, columns ``[rows, ...]``, into the env's. Recordings keep the module's.
 
-        In `Policy.act`, the `act` of a connector with a `start` and without a `step` works on a copy, which has the
-        state that was given: whatever it changes, a random generator for instance, must be in `state_dict`. With a
-        `step`, it must neither use nor change what is kept.
+        If a connector has a `start` but no `step`, `Policy.act` calls `act` on a copy with the given state. Everything
+        that `act` changes, such as a random generator, must therefore be in `state_dict`. In a connector with a `step`,
+        `act` must neither use nor change the state.
         """
         return action
 
     def unact(self, action: Columns) -> Columns:
-        """Env to module: the inverse of `act`, for actions that the env took by itself (``off_policy_action``), and for
-        recorded ones where the recording's action space is not the module's."""
+        """Transform the env's action into the module's: the inverse of `act`. It is used for actions that the env
+        executed instead (``off_policy_action``), and for recordings whose action space is not the module's."""
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """What the module saw, ``final_obs`` included, computed from Experience as recorded; same rows and segments.
+        """Compute what the module saw, including ``final_obs``, from raw Experience. Rows and segments stay the same.
 
         The first row of a segment is treated as the start of its episode. If it is not, pass `context` rows of
-        lookback; all rows after them are then right.
+        lookback; all rows after them are then correct.
         """
         return exp
 
     def update(self, exp: Experience) -> None:
-        """Learn from newly collected Experience, after `offline` was applied to it. `online` and `offline` don't change
-        until the next call. Rows of context are in it again (lookback): ``exp.trained()`` is True for the new ones."""
+        """Learn from newly collected Experience, such as statistics for `online` and `offline`.
+
+        ``exp`` is what this connector's `offline` gets: only the connectors before it have been applied. Lookback rows
+        were in it before; ``exp.trained()`` is True for the new ones. Between two calls, `online` and `offline` must
+        not change.
+        """
 
     def metrics(self) -> dict[str, float]:
-        """Metrics for results, by name; results list them with the connector's name in front."""
+        """Metrics by name. Results list them with the connector's name in front."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned and the running state of the slots: plain data and arrays, copied."""
+        """What was learned, and the per-episode state of the slots: copies of plain data and arrays."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore ``state``; called after `spaces`. A `start` after it keeps only what was learned.
+        """Restore ``state``. It is called after `spaces`; a later `start` keeps only what was learned.
 
         Raises:
             CheckpointError: the state has other columns or shapes.
@@ -212,13 +223,13 @@ def overrides(connector: Connector, method: str) -> bool:
     return getattr(type(connector), method) is not getattr(Connector, method)
 
 
-def check_kept(connector: Connector) -> None:
-    """Raise a SettingsError if a connector has something to keep, but no `state_dict` or no `load_state_dict`."""
+def check_state_methods(connector: Connector) -> None:
+    """Raise a SettingsError if a connector has state, but lacks `state_dict` or `load_state_dict`."""
     if overrides(connector, "state_dict") and overrides(connector, "load_state_dict"):
         return
     if overrides(connector, "update") or (connector.remembers() and not overrides(connector, "step")):
         raise SettingsError(
-            f"the connector `{connector.name}` keeps something, since it has an `update` or a `start`, but lacks "
+            f"the connector `{connector.name}` has an `update` or a `start`, and so a state, but lacks "
             "`state_dict` or `load_state_dict`: checkpoints and policies that act would lose it. Write both; they may "
             "return {} and do nothing if it is not needed later. For a `start` without an `act`, `new_state` and "
             "`step` will do."
@@ -228,16 +239,16 @@ def check_kept(connector: Connector) -> None:
 class MemoryConnector(Connector):
     """Base class of connectors that keep arrays of each slot from step to step.
 
-    Subclasses write `_empty` and `_advance`; acting with slots, `step` and the state of a checkpoint follow from them.
+    Subclasses implement `_empty` and `_advance`; `online`, `step` and `state_dict` are based on these.
     """
 
-    kept_as: str = "kept"
+    state_key: str = "kept"
     """The name of the arrays in the state."""
 
     def __init__(self) -> None:
         self._kept: Columns = {}
         self._slots = np.zeros(0, np.int64)
-        self._lent = False
+        self._is_borrowed = False
         """Whether the caller also holds the arrays in ``_kept``, so that they must not be written to."""
 
     def _empty(self, num_rows: int) -> Columns:
@@ -249,19 +260,19 @@ class MemoryConnector(Connector):
         raise NotImplementedError
 
     def start(self, num_slots: int) -> None:
-        """Make slots that have not begun an episode yet."""
-        self._kept, self._slots, self._lent = self._empty(num_slots), np.arange(num_slots), False
+        """Create slots that have not begun an episode yet."""
+        self._kept, self._slots, self._is_borrowed = self._empty(num_slots), np.arange(num_slots), False
 
     def online(self, inputs: Inputs) -> Inputs:
         """Advance the slots of the rows by one step."""
         slots = inputs.slots
         if len(slots) == len(self._slots) and bool((slots == self._slots).all()):
             inputs, self._kept = self._advance(inputs, self._kept)
-            self._lent = True
+            self._is_borrowed = True
             return inputs
-        if self._lent:
+        if self._is_borrowed:
             self._kept = {name: column.copy() for name, column in self._kept.items()}
-            self._lent = False
+            self._is_borrowed = False
         inputs, after = self._advance(inputs, {name: column.take(slots, axis=0) for name, column in self._kept.items()})
         for name, column in after.items():
             self._kept[name][slots] = column
@@ -275,16 +286,20 @@ class MemoryConnector(Connector):
 
     def state_dict(self) -> dict[str, Any]:
         """The arrays by name, ``[num_slots, ...]``."""
-        return {self.kept_as: {name: column.copy() for name, column in self._kept.items()}}
+        return {self.state_key: {name: column.copy() for name, column in self._kept.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the arrays, and as many slots."""
-        given = state[self.kept_as]
+        """Restore the arrays and the number of slots.
+
+        Raises:
+            CheckpointError: the arrays have other names or shapes.
+        """
+        given = state[self.state_key]
         here = {name: column.shape[1:] for name, column in self._empty(0).items()}
         there = {name: np.shape(column)[1:] for name, column in given.items()}
         if there and here != there:
             raise CheckpointError(
-                f"the {self.kept_as} of {self} have the shapes {there} in the checkpoint, but {here} here: "
+                f"the {self.state_key} of {self} have the shapes {there} in the checkpoint, but {here} here: "
                 "it is of another env, or of other arguments."
             )
         self.start(max(map(len, given.values()), default=0))
@@ -293,7 +308,7 @@ class MemoryConnector(Connector):
 
 
 class ObservationMap(Connector):
-    """Base class of connectors that map each observation on its own, by `map_rows`, online and offline alike."""
+    """Base class of connectors that map each observation independently, with `map_rows`, both online and offline."""
 
     needs: tuple[str, ...] | None = (col.OBS,)
 
@@ -318,7 +333,7 @@ def with_parts(obs_space: Space, parts: Mapping[str, Space], who: str) -> Space:
     """The observation space as a Dict with more ``parts``; a space that is not a Dict becomes the part ``obs``.
 
     Raises:
-        SpaceError: it already has a part with such a name; ``who`` adds one.
+        SpaceError: it already has a part with such a name. ``who`` names the connector in the message.
     """
     there = dict(obs_space.spaces) if isinstance(obs_space, spaces.Dict) else {col.OBS: obs_space}
     for key in parts:
@@ -343,7 +358,7 @@ def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
     """The step column ``name`` as a NumPy array.
 
     Raises:
-        DataError: there is none; ``who`` needs it.
+        DataError: there is no such column. ``who`` names the connector in the message.
     """
     return host(array_column(exp, name, who))
 
@@ -352,7 +367,7 @@ def array_column(exp: Experience, name: str, who: str) -> Array:
     """The step column ``name`` without conversion, for connectors that take tensors.
 
     Raises:
-        DataError: there is none; ``who`` needs it.
+        DataError: there is no such column. ``who`` names the connector in the message.
     """
     if name not in exp.steps:
         raise DataError(f"{who} needs the column `{name}`, but the experience has only {', '.join(exp.steps)}.")
@@ -362,9 +377,9 @@ def array_column(exp: Experience, name: str, who: str) -> Array:
 def windows(
     values: NDArray[Any], newest: NDArray[Any], rows: Index, starts: Index, k: int, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """The last ``k`` of ``values`` up to each of ``rows``, none from before ``starts``: ``[len(rows), k, ...]``.
+    """For each of ``rows``, the last ``k`` values up to it: ``[len(rows), k, ...]``.
 
-    Missing values before the start repeat the value at the start.
+    Values before the start of the row's segment are replaced by the one at the start.
 
     Args:
         values: ``[num_steps, ...]``.
@@ -383,7 +398,7 @@ def windows(
 
 
 def stacked_space(leaf: Space, join: Callable[[Any], NDArray[Any]]) -> Space:
-    """The space of several values of a simple space, which are joined as ``join`` joins copies of one."""
+    """The space of several values of a simple space. ``join`` repeats an array, such as a bound, for all of them."""
     dtype: Any = leaf_dtype(leaf).type
     if isinstance(leaf, spaces.Box):
         return spaces.Box(join(leaf.low), join(leaf.high), dtype=dtype)
@@ -395,9 +410,11 @@ def stacked_space(leaf: Space, join: Callable[[Any], NDArray[Any]]) -> Space:
 
 
 def step_before(exp: Experience, names: Iterable[str], who: str) -> tuple[Columns, Columns, NDArray[np.bool_]]:
-    """Columns of the step before each step, and of each segment's last step; and where segments begin, ``[num_steps]``.
+    """Columns of the step before each step, for connectors that show the module the previous step.
 
-    Where a segment begins, the values of the step before are meaningless.
+    Returns:
+        The columns ``[num_steps, ...]`` of the step before, meaningless where a segment begins; the columns
+        ``[num_segments, ...]`` of each segment's last step; and where segments begin, bool ``[num_steps]``.
     """
     rows, last = np.maximum(np.arange(exp.num_steps) - 1, 0), exp.offsets[1:] - 1
     columns = {name: column(exp, name, who) for name in names}
@@ -415,13 +432,13 @@ class PreviousActions(Connector):
     """Base class of connectors that show the module its previous actions, as `ActionCodes`."""
 
     chosen: Space | None = None
-    """Set by the pipeline before `spaces`: the module's action space, if a connector after this one may change it."""
+    """The module's action space, if a connector after this one may change it. The pipeline sets it before `spaces`."""
 
     _codes: ActionCodes
     """Set by `_set_codes`."""
 
     def _set_codes(self, action_space: Space) -> int:
-        """Encode the module's actions; ``action_space`` is that of this connector's place. Returns the width."""
+        """Set up the encoding of the module's actions, from `chosen` or else ``action_space``. Returns its width."""
         self._codes = ActionCodes(action_space if self.chosen is None else self.chosen)
         return self._codes.width
 
@@ -468,7 +485,7 @@ class FunctionConnector(ObservationMap):
         """Call the function on two samples of ``obs_space`` to find its output space.
 
         Raises:
-            SpaceError: it fails, changes its input, or returns anything but arrays of two rows.
+            SpaceError: it fails, writes to its input, or returns anything but (nested) arrays of numbers with two rows.
         """
         self._nest = Nester(obs_space, col.OBS)
         given = sampled(obs_space, _PROBES)

@@ -55,16 +55,16 @@ class EpisodePiece(NamedTuple):
 class ReturnToGo(MemoryConnector):
     """Adds the return to go as the part ``return_to_go`` of the observation, float32 ``[1]``.
 
-    While acting it starts at ``target`` and decreases by each step's reward. In a recording it is the sum of rewards
+    While acting, it starts at ``target`` and decreases by each step's reward. In a recording, it is the sum of rewards
     from the step to the end of the episode (Chen et al. 2021, "Decision Transformer"). An observation that is not a
     Dict becomes the part ``obs``.
 
-    `update` must be given all segments of a recording before the first is learned from. If an episode is in pieces, it
-    remembers the rewards of each, so that the return after a piece is known. If an episode lacks steps or its end in
-    the recording, the returns of earlier steps are unknown: their segments become lookback, which is not learned from.
+    `update` must be called with all segments of a recording before `offline`. It remembers the rewards of episodes that
+    are stored in pieces, so that the return after each piece is known. If the recording lacks an episode's end or some
+    of its steps, the returns of earlier steps are unknown: their segments become lookback, which is not trained on.
 
     Args:
-        target: Target return while acting, in units of reward; None: that of the best recorded episode.
+        target: Target return while acting, in units of reward; None: the return of the best recorded episode.
         scale: Divisor of returns, above 0; None: the largest magnitude of a recorded episode's return.
     """
 
@@ -107,7 +107,7 @@ class ReturnToGo(MemoryConnector):
         """
         target = self._best if self.target is None else self.target
         if target is None:
-            raise SettingsError("there is no return to aim at: set a target, or learn from a recording first.")
+            raise SettingsError("there is no target return: set `target`, or train on a recording first.")
         left = where_rows(inputs.first, float(target), state[_LEFT] - inputs.prev_reward)
         return inputs.with_obs(self._added(inputs.obs, left)), {_LEFT: left}
 
@@ -128,7 +128,7 @@ class ReturnToGo(MemoryConnector):
         return exp.with_segments(lookback=np.where(unknown, exp.lengths, exp.segments.lookback))
 
     def update(self, exp: Experience) -> None:
-        """Add the rewards of each segment to what is known."""
+        """Remember the rewards of each segment."""
         exp = without_lookback(exp)  # earlier pieces have these rows
         segments, stops = exp.segments, exp.segments.t_start + exp.lengths
         reward = column(exp, col.REWARD, "ReturnToGo").astype(np.float64)
@@ -166,7 +166,7 @@ class ReturnToGo(MemoryConnector):
         return ({} if target is None else {"target": float(target)}) | {"scale": self._divisor()}
 
     def state_dict(self) -> dict[str, Any]:
-        """``left``: the return to go of each slot; ``returns``: the best and the largest; ``pieces`` of episodes."""
+        """``left``: the return to go of each slot; ``returns``: the best, and the largest magnitude; ``pieces``."""
         return {
             _LEFT: self._kept[_LEFT].copy(),
             "returns": [] if self._best is None else [self._best, self._largest],
@@ -174,8 +174,8 @@ class ReturnToGo(MemoryConnector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, except a target and scale that were given."""
-        super().load_state_dict({self.kept_as: {_LEFT: state[_LEFT]}})
+        """Restore what `state_dict` returned. A ``target`` or ``scale`` that was given is not changed."""
+        super().load_state_dict({self.state_key: {_LEFT: state[_LEFT]}})
         self._best, self._largest = state["returns"] or (None, 0.0)
         self._pieces = {
             (episode, agent): [EpisodePiece(int(a), int(b), float(total), bool(done)) for a, b, total, done in pieces]
@@ -189,11 +189,11 @@ def _names(exp: Experience) -> list[tuple[str, str | None]]:
 
 
 class History(PreviousActions, MemoryConnector):
-    """The last ``k`` steps of the episode, the newest last, with the action before each, and a padding mask.
+    """Shows the module the last ``k`` steps, the newest last, with the action before each and a padding mask.
 
     The observation becomes a Dict. Each of its parts gets an axis of steps in front, ``[k, *shape]`` (Discrete becomes
-    MultiDiscrete); an observation that is not a Dict becomes the part ``obs``. An `action_mask` stays that of the
-    newest step. Added are
+    MultiDiscrete); an observation that is not a Dict becomes the part ``obs``. The `action_mask` is only the
+    newest step's. These parts are added:
 
     - ``prev_action``, float32 ``[k, width]``: the action before each step; choices one-hot, zeros before the first step
       of the episode;
@@ -206,13 +206,13 @@ class History(PreviousActions, MemoryConnector):
     """
 
     needs = (col.OBS, col.ACTION)
-    kept_as = "windows"
+    state_key = "windows"
 
     def __init__(self, k: int = 20) -> None:
         check_arguments("History", k=(IntFrom1, k))
         super().__init__()
         self.k = k
-        self.context = k  # the action before the oldest step
+        self.context = k  # not k - 1: the oldest step also needs the action before it
         self._wraps = False
         self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         """The shape and dtype of a single step of each remembered column."""
@@ -238,7 +238,7 @@ class History(PreviousActions, MemoryConnector):
         return spaces.Dict([*stacked.spaces.items(), *((key, whole[key]) for key in added)]), action_space
 
     def _steps(self, obs: Columns, action: Columns, first: Array, t: Array) -> Columns:
-        """A single step of each remembered column, ``[rows, ...]``, and the columns that stay unchanged."""
+        """A single step of each remembered column, ``[rows, ...]``, and the columns that are not stacked."""
         before = where_rows(first, 0.0, self._codes(action))
         return with_part_columns(obs, {PREV_ACTION: before, T: t}, wraps=self._wraps)
 
@@ -298,4 +298,4 @@ def one_step(leaf: Space) -> Space:
         return spaces.MultiDiscrete(leaf.nvec[0], leaf_dtype(leaf).type, start=leaf.start[0])
     if isinstance(leaf, spaces.MultiBinary):
         return spaces.MultiBinary(leaf.shape[1] if len(leaf.shape) == 2 else list(leaf.shape[1:]))
-    raise SpaceError(f"{leaf} is not of several steps: History, which the network needs, does not stand before it.")
+    raise SpaceError(f"{leaf} is of a single step: the network needs `history` as the last connector before it.")

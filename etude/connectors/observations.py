@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connectors that change observations: stacked, normalised, with the previous step, without some parts."""
+"""Connectors that stack or normalise observations, add the previous action and reward, or drop parts."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ from etude.stateful import Stateful
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _FrameLayout:
-    """How the frames of one column are joined; axes are counted with the batch axis in front."""
+    """How the frames of one column are stacked; axes are counted with the batch axis in front."""
 
     k: int
     grows: bool
@@ -65,7 +65,7 @@ class _FrameLayout:
         return values[..., None] if self.grows else values
 
     def apart(self, stacks: NDArray[Any]) -> NDArray[Any]:
-        """A view of stacks as single frames, ``[rows, k, *frame]``; the newest is the last."""
+        """A view of stacks as single frames, ``[rows, k, *frame]``, the newest last."""
         shape = stacks.shape
         parts = stacks.reshape(*shape[: self.axis], self.k, self.width, *shape[self.axis + 1 :])
         return np.moveaxis(parts, self.axis, 1)
@@ -97,19 +97,19 @@ class _FrameLayout:
 
 
 class FrameStack(MemoryConnector):
-    """Stacks the last ``k`` observations of the episode, the newest last; at its start the first one fills the stack.
+    """Stacks the last ``k`` observations of the episode, the newest last. At its start, the first one is repeated.
 
     Frames are joined along the last axis: ``[n]`` becomes ``[k * n]``, images ``[H, W, C]`` become ``[H, W, k * C]``.
-    Scalars and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Images ``[C, H, W]`` become ``[k * C, H, W]``:
-    those whose last two axes are equal, or, if no two are, whose first axis is shorter than the last. Discrete leaves
-    become MultiDiscrete. An `action_mask` stays that of the newest observation.
+    Scalars and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Images ``[C, H, W]`` become ``[k * C, H, W]``;
+    these are images whose last two axes, but not the first two, are equal, or, if neither are, whose first axis is
+    shorter than the last. Discrete spaces become MultiDiscrete. The `action_mask` is only the newest observation's.
 
     Args:
         k: Number of frames, at least 1; 4 as in Mnih et al. 2015, "Human-level control through deep RL".
     """
 
     needs = (col.OBS,)
-    kept_as = "frames"
+    state_key = "frames"
 
     def __init__(self, k: int = 4) -> None:
         check_arguments("FrameStack", k=(IntFrom1, k))
@@ -119,7 +119,7 @@ class FrameStack(MemoryConnector):
         self._layouts: dict[str, _FrameLayout] = {}
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """Each leaf grows k times along its frame axis."""
+        """Make each simple space k times as large along its frame axis."""
         found = leaves(obs_space, col.OBS).items()
         self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in found if name != col.OBS_MASK}
 
@@ -188,10 +188,11 @@ class Moments(Stateful):
 class NormalizeObs(ObservationMap):
     """Normalises each component of the observation to mean 0 and standard deviation 1, then clips it; gives float32.
 
-    It changes Boxes of floats and integers. Images of integers, an `action_mask` and all other spaces are unchanged.
+    It changes Boxes of floats and integers. Images of integers, the `action_mask` and all other spaces are unchanged.
     Statistics are over all steps passed to `update` (without lookback), and are frozen between two updates, so that
-    acting and learning see a step alike. Before the first update observations are only clipped. Put it after connectors
-    with a memory (`FrameStack`): what they keep across an update would have been normalised by the older statistics.
+    acting and learning see the same values. Before the first update, observations are only clipped. Put it after
+    connectors with memory, such as `FrameStack`. Otherwise, they would mix observations normalised before and after an
+    update.
 
     Args:
         clip: Largest magnitude after scaling, above 0, in standard deviations; ``inf`` for none. 10 is the value of
@@ -289,7 +290,7 @@ _REWARD = "prev_reward"
 class PrevActionReward(PreviousActions):
     """Adds the action and the reward of the previous step to the observation; zeros at the start of an episode.
 
-    The action is what the module chose: one-hot for Discrete and MultiDiscrete, all its parts as one float32 vector. A
+    The action is the module's, as one float32 vector: Discrete and MultiDiscrete parts are one-hot, other parts flat. A
     Box of float vectors stays one Box: ``[obs, action, reward]``. A Dict gets the keys ``prev_action`` ``[n]`` and
     ``prev_reward`` ``[1]``. Any other space becomes a Dict of these two and ``obs``.
     """
@@ -301,7 +302,7 @@ class PrevActionReward(PreviousActions):
     def __init__(self) -> None:
         super().__init__()
         self._vector_dtype: np.dtype[Any] | None = None
-        """The dtype of the Box into which all is joined; None if the observation is a Dict."""
+        """The dtype of the Box into which everything is joined; None if the result is a Dict."""
         self._wraps = False
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
@@ -345,10 +346,10 @@ class PrevActionReward(PreviousActions):
 
 
 class Drop(ObservationMap):
-    """Leaves parts of the observation out: ``drop:mission``, ``drop:info/text,direction``.
+    """Leaves out parts of the observation: ``drop:mission``, ``drop:info/text,direction``.
 
-    A part that Etude can't handle (a Text space, for example) is left out as soon as the env returns it, so that
-    recordings do not have it either. Any other part is recorded as usual, and left out only for the module.
+    A part that Etude can't handle, such as a Text space, is left out of recordings as well. Any other part is recorded
+    as usual, and left out only for the module.
 
     Args:
         parts: Paths in the observation's Dict space, separated by commas; keys in a path are separated by ``/``.
@@ -360,18 +361,18 @@ class Drop(ObservationMap):
     def __init__(self, parts: str = "") -> None:
         self.parts = parts
         self.paths = tuple(part.strip() for part in parts.split(",") if part.strip())
-        """The single paths."""
+        """The paths one by one."""
         self._columns = tuple(f"{col.OBS}{SEPARATOR}{path}" for path in self.paths)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """The observation space without those of these parts that it still has.
+        """Remove the parts from the observation space, as far as it has them.
 
         Raises:
             SettingsError: no part is given.
             SpaceError: nothing would be left.
         """
         if not self.paths:
-            raise SettingsError("the connector `drop` does not say what: name a part of the observation, drop:mission.")
+            raise SettingsError("the connector `drop` needs the name of a part of the observation, as in drop:mission.")
         return without(obs_space, self.paths), action_space
 
     def map_rows(self, obs: Columns, rows: int) -> Columns:

@@ -24,7 +24,7 @@ from etude.connectors.connector import (
     FunctionConnector,
     Inputs,
     PreviousActions,
-    check_kept,
+    check_state_methods,
     overrides,
     snake_case,
 )
@@ -45,7 +45,7 @@ Connect: TypeAlias = Callable[[Experience], Experience]
 
 
 class PreLearner:
-    """Base class of your own step between the recording and the learner, with its own settings. Does nothing itself.
+    """Base class of your own step between the recording and the learner. By default, it only applies the connectors.
 
     It is called with each part of the recording, possibly in workers, so it must keep no state between calls.
     ``__init__`` must keep its arguments as attributes of the same names, so that checkpoints can save them.
@@ -56,7 +56,7 @@ class PreLearner:
 
         Args:
             exp: Whole segments as recorded.
-            connect: Applies the connectors to Experience, as without this step.
+            connect: Applies the connectors to Experience, as would be done without this step.
         """
         return connect(exp)
 
@@ -85,7 +85,7 @@ def connector_from(spec: ConnectorLike) -> Connector:
         SettingsError: there is no such connector, it takes other arguments, or it can't be kept in a checkpoint.
     """
     connector = _found(spec)
-    check_kept(connector)
+    check_state_methods(connector)
     return connector
 
 
@@ -137,7 +137,7 @@ class Pipeline(Connector):
     """
 
     chosen: Space | None = None
-    """Within another pipeline: what its `PreviousActions` are told."""
+    """The value for `PreviousActions.chosen` of these connectors, set by an outer pipeline, if there is one."""
 
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
         self.connectors = [connector_from(spec) for spec in connectors]
@@ -158,7 +158,8 @@ class Pipeline(Connector):
         self._watches, self._watches_actions, self._watches_offline = map(
             bool, (self._online, self._act, self._offline)
         )
-        """Whether what comes next is checked: what is first, and more turns where `offline` may be missing."""
+        """Whether the next results of `online`, `act` and `offline` are checked: only the first of each, but all of
+        `online` if a connector may lack `offline`."""
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
@@ -185,11 +186,11 @@ class Pipeline(Connector):
         self._arrange()
 
     def copy(self) -> "Pipeline":
-        """The same connectors with what they have learned, and their own slots, for another runner."""
+        """A copy of the connectors with what they have learned and with slots of their own, for another runner."""
         return copy.deepcopy(self)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """The spaces that the module sees after all connectors."""
+        """Return the module's spaces: those after all connectors."""
         self._online_alone = None
         self._action_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
         chosen = self._chosen(obs_space, action_space) if self.chosen is None else self.chosen
@@ -218,10 +219,10 @@ class Pipeline(Connector):
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """The observations that the module sees. A connector that changes them is noted if it has no `offline`.
+        """Apply the connectors to observations. One that changes them without having an `offline` is remembered.
 
         Raises:
-            SpaceError: what comes out is not what the connectors' `spaces` say.
+            SpaceError: a connector does not return Inputs, or the shapes are not those of the connectors' `spaces`.
         """
         if not self._watches:
             for online in self._online:
@@ -296,7 +297,8 @@ class Pipeline(Connector):
         return self._acted(action, self._act)
 
     def _acted(self, action: Columns, by: Sequence[Callable[[Columns], Columns]]) -> Columns:
-        """What is done in the env. The first actions must be of its action space, or a SpaceError is raised."""
+        """Apply ``by`` to the module's action. The first result is checked: a SpaceError is raised if its shapes are
+        not those of the env's action space."""
         num_rows = len(next(iter(action.values()))) if self._watches_actions else 0
         for act in by:
             action = act(action)
@@ -312,9 +314,9 @@ class Pipeline(Connector):
             is_own = overrides(connector, "act") and not isinstance(connector, BoundedActions)
             if is_own and not overrides(connector, "unact"):
                 raise SettingsError(
-                    f"there are actions as the env takes them (in a recording whose action space is not the module's, "
-                    f"or as off_policy_action), but the connector `{connector.name}` changes actions without saying "
-                    "which one gives these: write its method `unact`, the inverse of `act`."
+                    f"there are the env's actions (in a recording whose action space is not the module's, or as "
+                    f"off_policy_action), but the connector `{connector.name}` has an `act` without an `unact`: write "
+                    "this method, the inverse of `act`."
                 )
             action = connector.unact(action)
         return action
@@ -354,11 +356,11 @@ class Pipeline(Connector):
         return exp
 
     def update(self, exp: Experience, module: Module | None = None) -> None:
-        """Let each connector that learns do so, from the output of those before it, computed before they learn.
+        """Call `update` of each connector that has one, with the output of those before it, as of before their updates.
 
         Args:
-            exp: What the first of them gets.
-            module: The module, for connectors of a learner that use it (`GAE`).
+            exp: The input of the first connector.
+            module: The module, for a learner's connectors that use it (`GAE`).
         """
         last = self._learning[-1] if self._learning else -1
         for i, connector in enumerate(self.connectors[: last + 1]):
@@ -386,8 +388,9 @@ class Pipeline(Connector):
 
         Args:
             state: What `state_dict` returned.
-            stateless_may_differ: Whether connectors that keep no state may be others than those that were saved: a
-                learner's, which are as its settings say. Those before a module also decide what its weights mean.
+            stateless_may_differ: Whether connectors without state may differ from those that were saved. This is for a
+                learner's connectors, which follow its settings. Connectors in front of a module must be the same, since
+                the meaning of its weights depends on them.
 
         Raises:
             CheckpointError: the state is of other connectors.
@@ -447,7 +450,7 @@ def _changes_actions(connector: Connector) -> bool:
     return bool(connector.bounds) if isinstance(connector, BoundedActions) else overrides(connector, "act")
 
 
-def refuse_unready(pipeline: Pipeline) -> None:
+def check_takes_tensors(pipeline: Pipeline) -> None:
     """Raise a SettingsError for a connector that can't work on tensors."""
     for connector in pipeline.connectors:
         if not connector.takes_tensors:
@@ -487,8 +490,8 @@ def state_from_json(pipeline: Pipeline, data: Any) -> None:
     """
     if isinstance(data, Mapping) and data and "connectors" not in data:
         raise DataError(
-            f"the recording stores what the connectors of each of its modules learned ({', '.join(map(str, data))}), "
-            "and not of one for all of them. Let them learn from the data instead (`obs_filter` 'data')."
+            f"the recording stores the state of the connectors of each module ({', '.join(map(str, data))}), not one "
+            "for all of them. Let them learn from the data instead (`obs_filter` 'data')."
         )
     try:
         state = json.loads(json.dumps(data), object_hook=_restored)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connectors that change rewards for the learner: clipped, scaled or summed over n steps; and next observations."""
+"""Connectors that clip, scale or sum rewards for the learner, and one that adds next observations."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from etude.experience import Experience, Segments, returns
 from etude.experience.arrays import Array, Index, clip, library, ranges, where_rows
 from etude.experience.experience import check_finite
 from etude.modules.module import Module
-from etude.settings import FloatAbove0, Fraction, IntFrom1, check_arguments, check_range
+from etude.settings import FloatAbove0, IntFrom1, UnitInterval, check_arguments, check_range
 
 
 class RewardMap(Connector):
-    """Base class of connectors that map each reward on its own, by `map_reward`, online and offline alike."""
+    """Base class of connectors that map each reward independently, with `map_reward`, both online and offline."""
 
     needs = (col.REWARD,)
     takes_tensors = True
@@ -41,8 +41,9 @@ class ClipReward(RewardMap):
     """Clips rewards. Recordings and episode returns keep the env's rewards.
 
     Args:
-        low: Smallest reward after clipping.
-        high: Largest reward after clipping; -1 to 1 as in Mnih et al. 2015, "Human-level control through deep RL".
+        low: Smallest reward after clipping. The default range is that of Mnih et al. 2015, "Human-level control through
+            deep RL".
+        high: Largest reward after clipping, at least ``low``.
         sign: Replace the reward by its sign (-1, 0 or 1) before clipping.
     """
 
@@ -70,11 +71,11 @@ class NormalizeReward(RewardMap):
     """
 
     def __init__(self, gamma: float = 0.99, clip: float = 10.0) -> None:
-        check_arguments("NormalizeReward", gamma=(Fraction, gamma), clip=(FloatAbove0, clip))
+        check_arguments("NormalizeReward", gamma=(UnitInterval, gamma), clip=(FloatAbove0, clip))
         self.gamma, self.clip = float(gamma), float(clip)
         self._moments = Moments(())
         self._running: dict[tuple[str | None, str | None], float] = {}
-        """Return so far of episodes that may continue, by episode and agent; the newest last."""
+        """Discounted return so far of episodes that may continue, by episode and agent; the newest last."""
 
     def start(self, num_slots: int) -> None:
         """Forget the running episodes."""
@@ -90,7 +91,7 @@ class NormalizeReward(RewardMap):
         return self.online(inputs), state
 
     def update(self, exp: Experience) -> None:
-        """Add the returns so far to the statistics. Episodes continue from one call to the next.
+        """Add the discounted returns so far to the statistics. Episodes continue from one call to the next.
 
         Raises:
             DataError: a reward is not finite; the message says where. The statistics are then unchanged.
@@ -106,7 +107,7 @@ class NormalizeReward(RewardMap):
             self._moments.add(self._so_far(reward[rows].astype(np.float64), segments, starts, own))
 
     def _so_far(self, reward: NDArray[np.float64], segments: Segments, starts: Index, lengths: Index) -> Any:
-        """The return so far at each step of segments sorted by episode and time, ``[rows]``."""
+        """The discounted return so far at each step, ``[rows]``, of segments sorted by episode and time."""
         tracks, ends = segments.tracks(), np.cumsum(lengths)
         goes_on = np.zeros(len(segments), bool)
         goes_on[1:] = (tracks[1:] == tracks[:-1]) & (starts[1:] == (starts + lengths)[:-1]) & ~segments.done[:-1]
@@ -141,16 +142,16 @@ class NormalizeReward(RewardMap):
 
 
 _MOST_RUNNING = 65_536
-"""Maximum number of unfinished episodes that are remembered; the oldest, which were abandoned, are dropped."""
+"""Maximum number of unfinished episodes that are remembered. The oldest are assumed to be abandoned and dropped."""
 
 
 class NStep(Connector):
     """Sums the next ``n`` rewards of each step, for losses with n-step targets; on the learner's side only.
 
     ``reward`` becomes the discounted sum of up to n rewards (float32), ``next_obs`` the observation after the last of
-    them, ``terminated`` whether the episode ended there, and ``discount`` the factor of the value of ``next_obs``:
-    ``gamma ** k`` after k rewards, 0 if it terminated (Sutton & Barto 2018, 7.1). At the end of a segment, k is less
-    than n.
+    them, ``terminated`` (bool) whether the episode terminated there, and ``discount`` (float32) the factor of the value
+    of ``next_obs``: ``gamma ** k`` after k rewards, 0 if it terminated (Sutton & Barto 2018, 7.1). At the end of a
+    segment, k is less than n.
 
     Args:
         n: Number of rewards, at least 1.
@@ -160,7 +161,7 @@ class NStep(Connector):
     needs = (col.OBS, col.REWARD)
 
     def __init__(self, n: int, gamma: float = 0.99) -> None:
-        check_arguments("NStep", n=(IntFrom1, n), gamma=(Fraction, gamma))
+        check_arguments("NStep", n=(IntFrom1, n), gamma=(UnitInterval, gamma))
         self.n, self.gamma = n, gamma
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
@@ -183,7 +184,7 @@ class NStep(Connector):
 
 
 def with_summed_rewards(exp: Experience, n: int, gamma: float, who: str) -> tuple[Experience, returns.NStepSums]:
-    """Experience with ``reward``, ``terminated`` and ``discount`` as `NStep` gives them, and what was summed."""
+    """Experience with the columns ``reward``, ``terminated`` and ``discount`` of `NStep`, and the n-step sums."""
     sums = returns.n_step(column(exp, col.REWARD, who).astype(np.float32, copy=False), exp.offsets, n, gamma)
     terminated = exp.at_ends(exp.segments.terminated)[sums.last]
     discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments: what users bring, as arenas of slots."""
+"""Environments: envs of any kind, in copies that are stepped as the slots of an arena."""
 
 from etude.columns import Columns
 from etude.envs.arena import Arena, Kind, Turn

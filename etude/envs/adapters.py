@@ -91,11 +91,11 @@ _CONNECTORS: Final = {
     "ClipReward": "clip_reward",
     "TransformReward": "my_module:MyConnector",
 }
-"""Gymnasium's wrappers that have other effects than with other libraries, and the connectors to use instead."""
+"""Gymnasium's wrappers that should not be used with Etude, and the connectors to use instead."""
 
 
 def warn_of_wrappers(env: Any) -> None:
-    """Warn, once a process, about wrappers whose statistics are neither shared nor saved, or that change returns."""
+    """Warn, once per process, about wrappers whose statistics are neither shared nor saved, or that change returns."""
     while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         name = type(env).__name__
         if name in _CONNECTORS and type(env).__module__.startswith("gymnasium."):
@@ -152,11 +152,11 @@ _UNPACKED = re.compile(r"values to unpack \(expected [25]")  # Python's message 
 
 
 class EnvValueError(EnvError):
-    """A reward or a flag that a step returned is not a valid one; the next one may be."""
+    """A step returned a reward or a flag that is invalid; later ones may be valid."""
 
 
 def check_info(info: Any) -> None:
-    """Raise an EnvValueError if an info is no dict."""
+    """Raise an EnvValueError if an info is not a dict."""
     if not isinstance(info, Mapping):
         raise EnvValueError(
             f"`info` is of type {type(info).__name__}, but must be a dict. Return {{}} if there is none."
@@ -186,7 +186,7 @@ def check_flags(terminated: Any, truncated: Any, *, allow_numbers: bool = False,
 
 
 def warn_of_closing(name: str, error: BaseException) -> None:
-    """Log that an env could not be closed. What it has done before is not affected."""
+    """Log that an env could not be closed. Its earlier results are not affected."""
     _log.warning("%s fails to close an env: %s", name, described(error))
 
 
@@ -210,12 +210,12 @@ def reset_env(env: gym.Env[Any, Any], seed: int | None) -> tuple[Any, Any]:
     raise old_api(env, f"its reset returned {_shown(given)}")
 
 
-def not_five(env: object, given: Any) -> EnvError:
+def bad_step_error(env: object, given: Any) -> EnvError:
     """The error for an env whose step returned ``given``."""
     return old_api(env, f"its step returned {_shown(given)}")
 
 
-def not_made(name: str, error: BaseException) -> EnvError:
+def make_error(name: str, error: BaseException) -> EnvError:
     """The error that the function ``name`` raised instead of making an env."""
     text = f"{name} fails to make an env: {described(error)}"
     if re.search(r"per process|only one (instance|emulator)|multiple \w+ instances", str(error), re.IGNORECASE):

@@ -77,7 +77,7 @@ class Turn:
     over: NDArray[np.int64] | None = None
     """The envs whose episode ended for all agents with the rows of this turn; their next rows are in later turns. None
     if each env has one slot, whose end is the env's."""
-    unheld: NDArray[np.float64] | None = None
+    unacted_reward: NDArray[np.float64] | None = None
     """``[num_slots]``: the rewards of agents that never acted in an episode that is ``over``, NaN for all others. None:
     there are none."""
     lost: NDArray[np.int64] | None = None
@@ -113,7 +113,7 @@ class Turn:
 def turn_to_state(turn: Turn) -> dict[str, Any]:
     """A turn as plain data, copied, without ``infos``.
 
-    ``orders`` is the memory order of each observation column: matrix products round differently by it.
+    ``orders`` is the memory order of each observation column: the rounding of matrix products depends on it.
     """
     orders = {name: order_of(np.asarray(column)) for name, column in turn.obs.items()}
     return copy.deepcopy({name: getattr(turn, name) for name in _FIELDS if name != "infos"}) | {"orders": orders}
@@ -137,7 +137,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
-_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos")
+_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unacted_reward", "lost", "infos")
 _ROWS = tuple(name for name in _FIELDS if name not in _NOT_ROWS)
 
 
@@ -203,7 +203,7 @@ def closed() -> EnvError:
 
 
 class BoundsCheck:
-    """Warns of observations outside the bounds of their Box, once for each part of the observation.
+    """Warns about observations outside the bounds of their Box, once for each part of the observation.
 
     The run goes on: Etude does not rely on the bounds, and many envs exceed theirs slightly.
 
@@ -231,7 +231,7 @@ class BoundsCheck:
         """Whether no further observations are checked."""
 
     def look_at(self, turns: Sequence[Turn]) -> None:
-        """Warn of observations outside their bounds in ``turns``."""
+        """Warn about observations outside their bounds in ``turns``."""
         for turn in turns:
             self._rows_left -= len(turn.slots)
             rows = slice(None) if turn.blind is None else ~turn.blind

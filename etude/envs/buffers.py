@@ -61,13 +61,13 @@ UNHELD: Final = 2048
 # Words from the arena to all its workers, by index.
 CLOSING: Final = 0
 ASLEEP: Final = 1
-"""The arena waits to be woken,"""
+"""Whether the arena sleeps, and must be woken when the `GOAL` is reached."""
 GOAL: Final = 2
-"""when the number of orders done since it was made reaches this goal."""
+"""The total number of done orders, since the arena was made, at which a worker wakes the arena."""
 TIMED: Final = 3
-"""Workers note the time at which they begin an order."""
+"""Whether workers store the time at which they begin an order."""
 READY: Final = 4
-"""Workers may begin: everything that they read is written."""
+"""Whether workers may begin, because everything that they read has been written."""
 
 NO_SEED: Final = -1
 
@@ -204,8 +204,8 @@ class StepBuffers:
         """The bits of each env's last order."""
         self.shown, self.ended = AgentRows(layout, num_envs, take), AgentRows(layout, num_envs, take)
         self.rows = (self.shown, self.ended)
-        self.unheld = take((num_envs, len(layout.agents)), np.float64)
-        """The rewards of agents that never acted in the last episode, NaN for others; meaningless without the bit."""
+        self.unacted_reward = take((num_envs, len(layout.agents)), np.float64)
+        """The rewards of agents that never acted in the last episode, NaN for others; valid only with `UNHELD`."""
         self.action = [_columns(p.action_space, col.ACTION, num_envs * len(p.agents), take) for p in layout.groups]
 
 
@@ -341,12 +341,12 @@ def _leaf_writer(name: str, leaf: Space, column: NDArray[Any]) -> Callable[[int,
 
 
 def _reader(space: Space, columns: Columns) -> Callable[[int], Any]:
-    """Actions are copied, because the env may keep them and the columns are overwritten."""
+    """A function that reads an env's action. It is a copy: the env may keep it, but the columns are overwritten."""
     nest, column = Nester(space, col.ACTION), columns.get(col.ACTION)
     if column is None:
         return lambda row: nest({name: column[row].copy() for name, column in columns.items()})
     if isinstance(space, Box) and column.ndim == 1:
-        return lambda row: np.asarray(column[row])  # as the space's own samples
+        return lambda row: np.asarray(column[row])  # a 0-d array, like the space's own samples
     return column.__getitem__ if column.ndim == 1 else lambda row: column[row].copy()  # a NumPy scalar is a copy
 
 
@@ -434,9 +434,9 @@ class TurnBuilder:
             if not turns:  # all agents had ended before their env
                 turns.append(self._nothing())
             turns[-1].over = over
-            if (unheld := envs[(status & UNHELD) != 0]).size:
-                rewards = turns[-1].unheld = np.full(self.slots.size, np.nan)
-                rewards[self.slots[unheld]] = self._buffers.unheld[unheld]
+            if (unacted_reward := envs[(status & UNHELD) != 0]).size:
+                rewards = turns[-1].unacted_reward = np.full(self.slots.size, np.nan)
+                rewards[self.slots[unacted_reward]] = self._buffers.unacted_reward[unacted_reward]
         return turns
 
     def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:

@@ -242,7 +242,7 @@ class CopiesArena:
             self._count(envs[~has_failed], status[~has_failed])
         self._turns, self._open, self._early_turns, self._cut = [], [], [], []
         self._failures.reset_counts()
-        # Seeded envs are as new; others go on with what they have.
+        # With a seed, episodes are counted from 0 again; otherwise the count continues.
         episode = self._buffers.shown.episode
         episode[:] = 0 if seed is not None else episode + self._turn_builder.running.any(axis=1)
         self._turn_builder.running[:] = False
@@ -321,7 +321,7 @@ class CopiesArena:
     # -- envs that fail -----------------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[Ints, Ints, int]:
-        """Like `_ready`, but makes envs that failed again, and waits for them."""
+        """Like `_ready`, but also makes failed envs again, and waits for them."""
         while True:
             envs, status, bits = self._ready()
             if bits & FAILED:
@@ -430,7 +430,7 @@ class FailurePolicy:
         self._in_a_row = np.zeros(num_envs, np.int64)  # by env: its consecutive failures without a step in between
         self._steps_at_failure = np.full(num_envs, -1)  # by env: its number of steps at its last failure
         self._furthest = 0  # the most steps of an env between two failures
-        self._broke_at = -1  # the steps since its previous failure of the env that broke its contract last
+        self._broke_at = -1  # steps, since its previous failure, of the env that broke its contract last
         self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at this step
         self._broke_with: EtudeError | None = None  # the first error at this step
         self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
@@ -456,7 +456,7 @@ class FailurePolicy:
         `Workers.max_restarts` times in a row, or this env alone did. One failure of one env is not enough: episodes
         of equal length that now and then end in a wrong value fail at the same step, too. An error that is not about a
         value (a wrong number of results, for instance), and a reward or a flag that is wrong from the first step on,
-        end it the first time.
+        end the run at once.
         """
         env, bits, error = fault
         if not bits & WRONG:  # no warning before the first step: if it never works, the run ends with the error

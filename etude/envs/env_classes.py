@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of the objects of an env: those of which restoring may make new objects, and what all envs share in
-them."""
+"""The classes of an env's objects, of which restoring may make new objects; and global objects that it refers to."""
 
 import contextlib
 import enum
@@ -43,7 +42,7 @@ def class_name(thing: type) -> str:
 
 
 def is_bare(kind: type) -> bool:
-    """Whether objects of a class have attributes only: a larger one than a bare one has data in C or in slots."""
+    """Whether a class's objects have attributes only; one that is larger than a bare object has data in C or slots."""
     has_dict = hasattr(kind, "__dict__") and kind.__dictoffset__ != 0
     return has_dict and kind.__basicsize__ <= _Bare.__basicsize__ and not any(map(_slots_of, kind.__mro__))
 
@@ -65,7 +64,7 @@ def _is_pythons(module: str) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value never changes, and may be there twice."""
+    """Whether a value is immutable, so that a copy can take its place."""
     kind = type(value)
     if kind in (tuple, frozenset):
         return all(map(is_constant, value))
@@ -73,7 +72,7 @@ def is_constant(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value is a constant, an array without objects, or a table of such."""
+    """Whether a value is a constant, an array without objects, or a container of these."""
     kind = type(value)
     if kind is np.ndarray:
         return not value.dtype.hasobject
@@ -83,8 +82,8 @@ def _is_data(value: Any) -> bool:
 
 
 def _kept_objects(cache: Any) -> list[tuple[Any, Any]]:
-    """What a cache without a limit keeps, except plain data, each with its key. No program can rely on having the same
-    thing again of one that has a limit."""
+    """The values in a cache without a limit, except plain data, each with its key. A cache with a limit may drop any
+    value, so no program can rely on getting the same object from it again."""
     if cache.cache_info().maxsize is not None:
         return []
     tables = [part for part in gc.get_referents(cache) if type(part) is dict and part is not vars(cache)]
@@ -92,23 +91,25 @@ def _kept_objects(cache: Any) -> list[tuple[Any, Any]]:
 
 
 class Classes:
-    """The classes of the objects, named tuples and enums that an env holds, and those that are defined in the files of
-    the env and its wrappers: an episode may have objects that do not exist when it begins.
+    """The classes of the objects, named tuples and enums in an env, and those that are defined in the files of the env
+    and its wrappers, because an episode may have objects that do not exist when it begins.
+
+    It also finds global objects: those that modules and classes hold in variables, and everything inside them.
 
     Args:
         env: The env.
-        is_env: Whether an object is an env or a wrapper.
-        static: A name for a value without state of its own; None for all others.
+        is_env: Returns whether an object is an env or a wrapper.
+        static: Returns a name for a value without state of its own; None for all others.
     """
 
     def __init__(self, env: Any, is_env: Callable[[Any], bool], static: Callable[[Any], str | None]) -> None:
         self._env = env
         self._is_env = is_env
         self._shared: dict[int, tuple[Any, int | None, Any]] = {}
-        """By id: what the program holds, the id of what that is in (0: nothing; None: it has no name) and its place
-        there."""
+        """By id: a global object, the id of the object that holds it (0: it is a module or class; None: it has no
+        name), and its key there."""
         self._memories: dict[int, int] = {}
-        """By the id of the memory of an array that the program holds: the id of the array."""
+        """By the id of the memory of a global array: the id of the array."""
         self._roots: list[tuple[str, Any]] = []
         self._kinds: defaultdict[str, set[type]] = defaultdict(set)
         self._files: set[str] = set()
@@ -138,7 +139,7 @@ class Classes:
         self._files |= {getattr(base, "__module__", "") for base in kind.__mro__}
 
     def _add_file(self, kind: type) -> None:
-        """Add the classes that are defined beside a class."""
+        """Add the classes that are defined in the same file as a class."""
         name = getattr(kind, "__module__", "")
         self._env_files.add(name)
         for one in list(vars(sys.modules.get(name, types.SimpleNamespace())).values()):
@@ -146,8 +147,8 @@ class Classes:
                 self._add(one)
 
     def _find_shared(self) -> None:
-        """Find what the program holds: in variables of the classes, of their files and of the modules that the envs'
-        files import (or import something from), and in tables, objects, functions and caches there."""
+        """Find the global objects: in variables of the classes, of their files and of the modules that the envs' files
+        import (or import something from), and in the containers, objects, functions and caches there."""
         modules = {name: sys.modules[name] for name in self._files & sys.modules.keys() if not _is_pythons(name)}
         for module in [modules[name] for name in self._env_files & modules.keys()]:
             for value in list(vars(module).values()):
@@ -161,7 +162,7 @@ class Classes:
         self._shared = {id(value): (value, 0, name) for name, value in self._roots}
         rest = deque(value for _, value in self._roots)
         while rest:
-            with contextlib.suppress(Exception):  # what can't be looked into
+            with contextlib.suppress(Exception):  # it can't be inspected
                 self._meet(rest.popleft(), rest)
             if len(self._shared) > _MOST_VALUES:
                 raise ValueError(
@@ -170,7 +171,7 @@ class Classes:
                 )
 
     def _meet(self, value: Any, rest: deque[Any]) -> None:
-        """Note what is in something that the program holds, and add to ``rest`` what may have more inside."""
+        """Register the parts of a global object, and add to ``rest`` those that may have parts themselves."""
         is_named = self._shared[id(value)][1] is not None
         for key, part in self._inside(value):
             kind = type(part)
@@ -192,7 +193,7 @@ class Classes:
                 rest.append(part)
 
     def _is_apart(self, table: Any) -> bool:
-        """Whether a table has nothing but plain data and tables inside, and the env has none of these tables."""
+        """Whether a container holds only plain data and containers, none of which belong to the env."""
         level, met = [table], {id(table)}
         while level := [part for part in gc.get_referents(*level) if type(part) not in _PLAIN and id(part) not in met]:
             if not (_TABLES.issuperset(map(type, level)) and self._own.isdisjoint(map(id, level))):
@@ -201,25 +202,25 @@ class Classes:
         return True
 
     def _is_left_out(self, value: Any) -> bool:
-        with contextlib.suppress(Exception):  # a stand-in for what is not there can't be looked at
+        with contextlib.suppress(Exception):  # such as a placeholder for a missing module, which refuses any access
             if isinstance(value, type | types.FunctionType | types.ModuleType) or not hasattr(value, "__dict__"):
                 return is_constant(value)
             return isinstance(value, gym.Space) or self._is_env(value) or is_constant(value)
         return True
 
     def _may_hold(self, module: str) -> bool:
-        """Whether a module that an env's file imports may hold objects of their classes: not Python's own, nor one of
-        another package that is installed, which may be large."""
+        """Whether to search a module that an env's file imports: neither Python's own modules nor those of other
+        installed packages, which may be large."""
         if module not in sys.modules or _is_pythons(module):
             return False
         is_installed = "-packages" in (getattr(sys.modules[module], "__file__", None) or "")
         return not is_installed or module.split(".")[0] in {name.split(".")[0] for name in self._env_files}
 
     def _inside(self, value: Any) -> Iterable[tuple[Any, Any]]:
-        """What a table, a function or a cache refers to, or a module, class or object of these files, each with its
-        place there; None if that may be another one elsewhere."""
+        """The parts of a container, function or cache, or of a module, class or object of these files, each with its
+        key; the key is None if it may be another one in another process."""
         if isinstance(value, _DICTS):
-            return list(value.items())  # which may change meanwhile, as modules do that import something
+            return list(value.items())  # a copy, as a module that imports something changes meanwhile
         if isinstance(value, set | frozenset):
             return [(None, part) for part in value]
         if isinstance(value, list | tuple | deque):
@@ -243,16 +244,16 @@ class Classes:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def can_be_made(self, kind: type) -> bool:
-        """Whether a new object of this class may be made and filled.
+        """Whether an object of this class may be made without ``__init__`` and filled.
 
-        Not if something would run when it is thrown away, or if its attributes are not all that it is.
+        Not if the class has a destructor, or if its attributes are not the whole object.
         """
         return is_bare(kind) and not (hasattr(kind, "__del__") or issubclass(kind, gym.Space))
 
     def shared_name(self, value: Any) -> str | None:
-        """The name of what belongs to the program and not to the env, or of the memory that it is a view of: such as
-        one of the states that an agent may have, or a list in a variable. Empty if it has none; None for all else."""
-        if value is self._env or type(value) is tuple:  # one tuple is as good as another
+        """The name of a global object, such as a list in a variable, or of the global memory that an array views. Empty
+        if it has no name; None if the value is not global."""
+        if value is self._env or type(value) is tuple:  # a tuple can be replaced by an equal one
             return None
         if id(value) in self._shared:
             return self._name_of(id(value))
@@ -267,8 +268,8 @@ class Classes:
         return "" if number is None else keys.pop() + "".join(f"[{key!r}]" for key in reversed(keys))
 
     def shared(self, names: set[str]) -> dict[str, Any]:
-        """What the program holds by names from `shared_name`, maybe in another process, and by some more; None where a
-        name is not clear."""
+        """Find global objects by names from `shared_name`, possibly of another process; some more are also returned.
+        None for names that are ambiguous."""
         ways = {name[: place.start()] for name in names for place in re.finditer(r"\[|\.base$|$", name)}
         found: dict[str, Any] = {}
         rest = [*self._roots]
@@ -295,7 +296,7 @@ class _NoPlainDataError(Exception):
 def checksums_of(kind: type) -> dict[str, int]:
     """Checksums of the lists, dicts, arrays and so on of plain data in a class and those above it, by name.
 
-    Those that are caches by their name are left out, and those that Python itself makes (``__slotnames__``).
+    Attributes whose names contain "cache" are left out, and those that Python itself makes (``__slotnames__``).
 
     Raises:
         ValueError: they are too large to compare.
@@ -312,7 +313,7 @@ def checksums_of(kind: type) -> dict[str, int]:
 
 
 def _checksum_of(value: Any, budget: list[int]) -> int:
-    """A number that is the same for equal values, whatever the order in dicts and sets."""
+    """A number that is equal for equal values, whatever the order in dicts and sets."""
     kind = type(value)
     budget[0] -= 1
     size = value.nbytes if kind is np.ndarray else sys.getsizeof(value)

@@ -2,13 +2,13 @@
 """The state of running envs as plain data: arrays, numbers, strings and random generators, never a pickle.
 
 If an env or wrapper has ``get_state()`` and ``set_state(state)``, its state comes from these. Any other is captured
-attribute by attribute, including its wrappers, and restored in place. An object that is in two places stays one object,
-and arrays that share memory still do. Restoring fills objects of an env that was made and reset anew; from the stored
-data it creates nothing but numbers, strings, arrays, random generators, their containers, and objects of classes of
-which that env holds some already, or which are defined beside it. Of objects implemented in C, only those of
+attribute by attribute, including its wrappers, and restored in place. An object with two references stays one object,
+and arrays that share memory still do. Restoring fills the objects of an env that was made and reset anew. From the
+stored data it creates only numbers, strings, arrays, random generators, their containers, and objects of classes that
+the new env already uses or that are defined in its files. Of objects implemented in C, only those of
 `etude.envs.simulators` are supported. An env that holds anything else (an open socket, a Box2D world), or that raises
-an error meanwhile, can't be captured, and the reason is given. What the whole program holds, such as a constant, is
-found again by its name, and never changed. An env for which it has changed can't be restored.
+an error meanwhile, can't be captured, and the reason is given. Global objects, such as constants, are found by their
+names and never changed. If one of them has changed since the capture, the env can't be restored.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ Node = dict[str, Any]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _HANDLED = ("pybullet",)
-"""Modules of simulators whose objects are known by a number."""
+"""Modules of simulators that keep the state themselves: their objects hold only a number."""
 _KEYS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -63,7 +63,7 @@ _PYGAME = frozenset(
 """Positions and colors, which are made of numbers, by class name."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _LARGEST_POOL = 1024
-"""The most numbers in the pool of a random generator's seeds; NumPy's default is 4."""
+"""Maximum size of the pool of a random generator's seeds; NumPy's default is 4."""
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
@@ -128,14 +128,14 @@ def _short(path: str) -> str:
 
 
 def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
-    """The memory order of an array, which a checkpoint does not keep; matrix products round differently by it."""
+    """The memory order of an array, which checkpoints do not store; the rounding of matrix products depends on it."""
     return "F" if array.flags.fnc else "C"
 
 
 def _held(value: Any) -> dict[str, Any] | None:
-    """What a function refers to and may change: the variables of an enclosing function that it uses, its defaults and
-    attributes, the object of a method, or the arguments of a partial; None for all else, and for functions of the
-    program that refer to nothing that may change."""
+    """The objects that a callable refers to and may change: closure variables, defaults and attributes, a method's
+    object, or a partial's arguments. None for anything else, and for global functions that refer to nothing that may
+    change."""
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords} | _attributes_of(value)
     if isinstance(value, _METHODS):
@@ -147,7 +147,7 @@ def _held(value: Any) -> dict[str, Any] | None:
 
 
 def _is_programs(function: Any) -> bool:
-    """Whether a function is in a variable of its module, or of a class there."""
+    """Whether a function is global: in a variable of its module, or of a class there."""
     if any(function is own for own in function.__globals__.values()):
         return True
     found: Any = sys.modules.get(function.__module__)
@@ -157,7 +157,7 @@ def _is_programs(function: Any) -> bool:
 
 
 def _may_change(function: Any) -> bool:
-    """Whether a function refers to more than constants, what has no state of its own, and functions like it."""
+    """Whether a function refers to anything but constants, values without state, and functions of the same kind."""
     met: list[Any] = []
     rest = [function]
     while rest:
@@ -212,8 +212,8 @@ def _static(value: Any) -> str | None:
 
 
 def _code_of(function: Any) -> str:
-    """The name of a function's code, which is the same in each new env; of one that is defined in a function, with a
-    checksum, since several may have one name."""
+    """The name of a function's code, which is the same in each new env. That of a function defined inside another has a
+    checksum, because several may have the same name."""
     if isinstance(function, functools.partial):
         return "partial"
     name = f"{getattr(function, '__module__', '')}:{function.__qualname__}"
@@ -225,7 +225,7 @@ def _checksum_of(code: types.CodeType) -> int:
     def shown(part: Any) -> Any:
         if isinstance(part, types.CodeType):
             return _checksum_of(part)
-        if isinstance(part, frozenset):  # of texts, in another order in each process
+        if isinstance(part, frozenset):  # strings in it have another order in each process
             return sorted(map(repr, part))
         return repr(part)
 
@@ -253,7 +253,7 @@ def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | 
 
 
 def _elsewhere(kind: type) -> str | None:
-    """The simulator in which instances of a class have their state, of which they hold only a number."""
+    """The simulator that keeps the state of a class's instances, which hold only a number; None if there is none."""
     for name in _HANDLED:
         if (simulated := sys.modules.get(name)) is not None:
             homes = [sys.modules.get(base.__module__) for base in kind.__mro__]
@@ -281,13 +281,13 @@ class _Capture:
     def __init__(self) -> None:
         self.used_get_state = False
         self.checksums: dict[str, dict[str, int]] = {}
-        """By class."""
+        """The checksums of each class's variables, by class; see `checksums_of`."""
         self.path = ""
         """The path of the last value."""
         self._depth = 0
         self._numbers: dict[int, int] = {}
         self._sources: dict[int, int] = {}
-        """The number of each bit generator's generator."""
+        """By the id of a bit generator: the number of its generator."""
         self._met: list[tuple[Any, Node]] = []  # keeps the values alive, so that no id is used twice
         self._arrays: list[tuple[Node, NDArray[Any]]] = []
         self._simulated: list[tuple[int, int]] = []  # memory ranges of simulators' arrays
@@ -308,7 +308,7 @@ class _Capture:
             raise CannotCaptureError(f"{_short(path)} is nested more than {_DEEPEST} levels deep")
         number = self._numbers[id(value)] = len(self._met)
         node: Node = {"id": number}
-        self._met.append((value, {} if plain else node))  # what get_state returns is never what all envs share
+        self._met.append((value, {} if plain else node))  # what get_state returns is never global
         self._depth += 1
         node |= self._content(value, path, plain)
         self._depth -= 1
@@ -333,7 +333,7 @@ class _Capture:
             return {"numpy_dtype": value.str}
         if kind is weakref.ref and value.__callback__ is None:
             return {"weakref": self.node(value(), f"{path}()")}
-        if class_name(kind) == _IMAGE and value.mode not in ("P", "PA"):  # whose colors are elsewhere
+        if class_name(kind) == _IMAGE and value.mode not in ("P", "PA"):  # these have their colors in a palette
             info = self.node(value.info, f"{path}.info", plain=True)
             return {"image": value.tobytes(), "shape": [value.mode, *value.size], "info": info}
         if class_name(kind) in _PYGAME:
@@ -386,7 +386,7 @@ class _Capture:
                 state = known.get(value)
             except ValueError as error:
                 raise CannotCaptureError(f"{_short(path)}: {error}") from error
-            # A view of an array in its memory is right once the state was restored.
+            # Views of its memory are correct as soon as its state is restored.
             self._simulated += [np.lib.array_utils.byte_bounds(array) for array in arrays_of(value).values()]
             return {"simulator": state, "class": class_name(kind)}
         if elsewhere := _elsewhere(kind):
@@ -427,10 +427,10 @@ class _Capture:
                 del numbers[key]
 
     def place(self, program: Classes) -> None:
-        """Name what the program holds, and fill the nodes of arrays, once it is known which of them share memory."""
+        """Name global objects, and fill the nodes of arrays, now that it is known which of them share memory."""
         for value, node in self._met:
             if "simulator" not in node and (name := program.shared_name(value)) is not None:
-                node["shared"] = name  # but dm_control has a variable for the last model of all
+                node["shared"] = name  # never of a simulator: dm_control keeps its latest model in a variable
             elif "function" in node and isinstance(value, types.FunctionType) and _is_programs(value):
                 node["shared"] = node["code"]
         sharing: dict[int, list[tuple[Node, NDArray[Any]]]] = {}
@@ -457,12 +457,12 @@ class _Capture:
 
 
 def _place_of(array: NDArray[Any]) -> Node:
-    """Where an array is in its memory."""
+    """The offset and the strides of an array in its memory."""
     return {"offset": array.ctypes.data - memory_of(array).ctypes.data, "strides": list(array.strides)}
 
 
 def _placed(array: Any, node: Node) -> Any:
-    """The array of a node in the memory of an array that the program holds."""
+    """The array of a node, as a view of the memory of a global array; None if this is impossible."""
     stored = node["array"]
     if type(array) is not np.ndarray or (_place_of(array).items() <= node.items() and array.shape == stored.shape):
         return array
@@ -474,7 +474,7 @@ def _placed(array: Any, node: Node) -> Any:
 
 
 def _nodes_in(tree: Any) -> Iterator[Node]:
-    """The nodes of what the program holds, in a node of it."""
+    """Yield the nodes of global objects in a tree of nodes."""
     if isinstance(tree, dict) and isinstance(tree.get("shared"), str):
         yield tree
     if isinstance(tree, dict | list | tuple):
@@ -510,7 +510,7 @@ def _is_plain_key(key: Any) -> bool:
 
 
 def _is_like(value: Any, node: Node, program: Classes) -> bool:
-    """Whether an object is as it was captured."""
+    """Whether an object is unchanged since it was captured as ``node``."""
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, dict) and isinstance(b, dict):
@@ -540,7 +540,7 @@ class _Restore:
         self._classes = Classes(env, _is_env, _static)
         self._program = self._classes.shared({node["shared"] for node in _nodes_in(state["env"])})
         self._checksums = dict(state["sums"])  # of the classes that were not compared yet
-        self._in_new = 0  # how many new objects this value is inside of
+        self._in_new = 0  # the number of new objects that the current value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
         self._memories: dict[int, NDArray[np.uint8]] = {}
@@ -564,7 +564,7 @@ class _Restore:
         if "shared" in node:
             return self._of_program(current, node, path)
         if "simulator" not in node and self._classes.shared_name(current) is not None:
-            current = None  # which is never changed
+            current = None  # global objects are never changed
         if "object" in node:
             return self._fill(current, node, path)
         made = self._make(current, node, path)
@@ -572,7 +572,7 @@ class _Restore:
         return made
 
     def _of_program(self, current: Any, node: Node, path: str) -> Any:
-        """What the program holds by a node's name, if it is as it was."""
+        """The global object of a node, if it is unchanged."""
         for part in reversed(list(_nodes_in(node))):  # others may refer to its parts
             found = self._program.get(part["shared"])
             found = _placed(found, part) if "array" in part else found
@@ -592,7 +592,7 @@ class _Restore:
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none there")
 
     def _kind_of(self, current: Any, node: Node, path: str, above: type) -> Any:
-        """The class of a node, a subclass of ``above``, of which the new env has objects, here or elsewhere."""
+        """The class of a node, a subclass of ``above``, which the new env must use here or elsewhere."""
         kind = type(current) if class_name(type(current)) == node["class"] else self._classes.named(node["class"])
         if kind is None or not issubclass(kind, above):
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none")
@@ -612,7 +612,7 @@ class _Restore:
         return filled
 
     def _check_variables(self, kind: type, node: Node, path: str) -> None:
-        """Check that what all objects of a class share is as it was."""
+        """Check that a class's variables, which all its objects share, are unchanged."""
         stored = self._checksums.pop(node["class"], None)
         own = {} if stored is None else checksums_of(kind)
         changed = [] if stored is None else [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
@@ -672,7 +672,7 @@ class _Restore:
                 return np.dtype(str(stored))
             case "weakref":
                 one = self.value(current() if isinstance(current, weakref.ref) else None, stored, f"{path}()")
-                return weakref.ref(set() if one is None else one)  # to what is gone at once, as it was
+                return weakref.ref(set() if one is None else one)  # a dead one stays dead: the set is freed at once
             case "image":
                 mode, *size = node["shape"]
                 image = sys.modules["PIL.Image"].new(mode, size)
@@ -823,7 +823,7 @@ def _bit_generator(state: dict[str, Any], seeds: dict[str, Any] | None) -> np.ra
 
 
 def _check_position(state: dict[str, Any]) -> None:
-    """Refuse the state of a random generator whose next number would lie outside of its memory. NumPy takes it."""
+    """Refuse a random generator's state whose position is outside its buffer, which NumPy would accept."""
     name = state["bit_generator"]
     places = {"MT19937": (state["state"].get("pos", 0), 624), "Philox": (state.get("buffer_pos", 0), 4)}
     position, size = places.get(name, (0, 0))

@@ -10,7 +10,7 @@ from etude.envs import env_state
 from etude.envs.arena import Ints, turn_from_state, turn_to_state
 from etude.envs.buffers import NO_SEED, StepBuffers
 from etude.envs.copies import CopiesArena
-from etude.envs.registry import EnvLike, env_maker, env_name, only_one
+from etude.envs.registry import EnvLike, env_maker, env_name, single_env_error
 from etude.envs.worker import EnvWorker
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError
@@ -39,7 +39,7 @@ class InlineArena(CopiesArena):
             raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
         make, is_given = env_maker(env, drop)
         if is_given and num_envs > 1:
-            raise only_one(env, num_envs)
+            raise single_env_error(env, num_envs)
         self._worker = EnvWorker(
             make, env_name(env), range(num_envs), limits, is_users_env=is_given, in_callers_thread=True
         )
@@ -103,7 +103,7 @@ class InlineArena(CopiesArena):
             return {"how": "new episodes", "why": str(self._error)}
         turns, worker = self.recv(), self._worker
         for adapter in worker.adapters():
-            adapter.infos = None  # they may be anything, and were passed on already
+            adapter.infos = None  # they may hold anything, and have already been passed on
         return env_state.capture_env(worker.adapters()) | {
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),

@@ -19,7 +19,7 @@ from etude.errors import EnvError, SettingsError
 from etude.settings import foreign_env
 
 VECTOR_FROM = 5
-"""The least number of CartPole copies for which its vectorised version is used. With 1, 2, 4, 5 and 8 copies, that
+"""The smallest number of CartPole copies for which its vectorised version is used. With 1, 2, 4, 5 and 8 copies, that
 version makes 0.57, 0.69, 0.92, 0.97 and 1.24 times as many steps a second as plain copies, acting included."""
 
 
@@ -50,7 +50,7 @@ def make_arena(
     Raises:
         EnvError: the env can't be made.
         SpaceError: Etude can't handle a space.
-        SettingsError: ``workers`` are none.
+        SettingsError: ``workers`` is not a `Workers` object.
     """
     workers = Workers() if workers is None else workers
     if not isinstance(workers, Workers):
@@ -90,7 +90,7 @@ def make_arena(
 def _vector_arena(env: VectorEnv[Any, Any, Any], num_envs: int, *, is_given: bool = True, **limits: Any) -> VectorArena:
     """An arena for a vector env of NumPy arrays or of tensors. The arena closes an env that was not given."""
     arena: type[VectorArena] = VectorArena
-    if getattr(env, "device", None) is not None:  # else torch need not be imported
+    if getattr(env, "device", None) is not None:  # otherwise torch need not be imported
         from etude.envs.tensors import TensorArena
 
         # many envs with a device return NumPy arrays: only their observations tell

@@ -21,7 +21,7 @@ _log = logging.getLogger("etude.envs")
 ALL: Final = "__all__"
 """The key in ``terminated`` and ``truncated`` that ends the episode for every agent."""
 MAX_IDLE: Final = 1000
-"""The most steps, or episodes, in a row in which no agent acts; more are an error."""
+"""The maximum number of steps, or episodes, in a row in which no agent acts; more are an error."""
 
 
 _WARNED: Final[set[tuple[str, str]]] = set()
@@ -35,7 +35,7 @@ def _warn_once(text: str, env_name: str, *rest: Any) -> None:
 
 
 class MultiAgentEnv(Protocol):
-    """An env in which several agents act, together, in turns or now and then. Inheriting from it is not needed.
+    """An env in which several agents act: together, in turns, or at irregular times. Inheriting from it is not needed.
 
     Exactly the agents in the obs dict act next, so an agent may start late, skip steps and leave early. A reward
     between two of an agent's actions belongs to the first of them; a reward before its first action belongs to that
@@ -70,14 +70,14 @@ class MultiAgentEnv(Protocol):
 
 # -- one adapter for each API ---------------------------------------------------------------------------------------
 
-# before its first row; between its first row and its end; after its end; after an end without having acted
+# The state of an agent: before its first row; between its first row and its end; ended; ended without having acted.
 _AWAY, _IN, _ENDED, _NEVER = range(4)
 
 
 class ManyAgentsAdapter(EnvAdapter):
     """The adapter of an env with several agents: call `reset` first, then `step` until it is ``over``.
 
-    It knows which agents have begun, which wait for an action, and the rewards that are not in their rows yet.
+    It tracks which agents have begun, which wait for an action, and the rewards that are not in their rows yet.
 
     Args:
         env: Has ``possible_agents``, and ``observation_space(agent)`` or a dict ``observation_spaces``, and the same
@@ -97,7 +97,7 @@ class ManyAgentsAdapter(EnvAdapter):
         action_spaces = tuple(_space(env, "action_space", agent, name) for agent in self.ids)
         super().__init__(env, tuple(map(str, self.ids)), obs_spaces, action_spaces)
         self.max_steps: int | None = None
-        """The longest episode. The caller truncates it; here, it only ends a wait for an agent to act."""
+        """The maximum length of an episode. The caller truncates it; here, it only ends a wait for an agent to act."""
         self.ends: list[AgentStep] = []
         """If a step fails: the rows of agents that had ended in it before; else empty."""
         self._is_checked = False
@@ -248,8 +248,8 @@ class ManyAgentsAdapter(EnvAdapter):
         reward, self._owed[i] = self._owed[i], 0.0
         return [AgentStep(i, obs, reward, terminated, truncated, False, self._taken.pop(i, None))]
 
-    def unheld(self) -> dict[int, float]:
-        """The rewards, of 0 too, of agents that never acted in the episode, which is over.
+    def unacted_reward(self) -> dict[int, float]:
+        """The rewards, including 0, of agents that never acted in an episode that is over, by their indices.
 
         Raises:
             EnvValueError: a reward is not finite.
@@ -269,7 +269,7 @@ class ManyAgentsAdapter(EnvAdapter):
         return found
 
     def _see_mask(self, agent: Any) -> None:
-        """Say once that an agent's infos hold an action mask, but its observations do not."""
+        """Warn once that an agent's infos hold an action mask, but its observations do not."""
         self._masks_seen.add(agent)
         if find_part(self.obs_spaces[self._index[agent]], ACTION_MASK) is None:
             self._masks_seen.update(self.ids)

@@ -14,7 +14,7 @@ from etude.envs.arena import Ints
 from etude.envs.backends import ProcessBackend, ThreadBackend
 from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, RESET, STEP
 from etude.envs.copies import ANY, CopiesArena
-from etude.envs.registry import EnvLike, env_maker, env_name, only_one
+from etude.envs.registry import EnvLike, env_maker, env_name, single_env_error
 from etude.envs.worker import MAX_SLEEP, fence
 from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
@@ -46,7 +46,7 @@ class PoolArena(CopiesArena):
             raise EnvError("a PoolArena needs at least one worker: set num_workers, or use make_arena().")
         make, is_one = env_maker(env, drop)
         if is_one:
-            raise only_one(env, workers.num_workers * workers.envs_per_worker)
+            raise single_env_error(env, workers.num_workers * workers.envs_per_worker)
         kind: type[ThreadBackend | ProcessBackend] = ThreadBackend if workers.mode == "thread" else ProcessBackend
         self._backend = kind(make, env_name(env), workers)
         try:
@@ -96,7 +96,7 @@ class PoolArena(CopiesArena):
                 self._backend.wake(worker)
 
     def _is_pending(self) -> bool:
-        # Counted anew, as Ctrl-C may have come between two lines.
+        # Counted again, as Ctrl-C may have interrupted an update of these numbers.
         self._num_asked, self._num_taken = int(self._shared.asked.sum()), int(self._taken.sum())
         return self._num_asked > self._num_taken
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Env names: registered ids, ``module:factory`` and functions; packages that envs need; drawing without a screen."""
+"""Env names: registered ids, ``module:factory`` and functions; packages that envs need; rendering without a screen."""
 
 import contextlib
 import ctypes.util
@@ -19,7 +19,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from etude.envs.adapters import ReducedEnv, not_made, not_one_env
+from etude.envs.adapters import ReducedEnv, make_error, not_one_env
 from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
@@ -71,7 +71,7 @@ _INSTALL: Final = {
 
 
 def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any], bool]:
-    """A function that makes one env, and whether it can make only one: ``env`` itself.
+    """Return a function that makes one env, and whether it can only return one object, ``env`` itself.
 
     The function can be pickled for an id or ``module:factory``, and for a function that is defined in a module. With
     ``drop``, it makes a `ReducedEnv`.
@@ -94,7 +94,7 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
     return lambda: env, True
 
 
-def only_one(env: object, num_envs: int) -> EnvError:
+def single_env_error(env: object, num_envs: int) -> EnvError:
     """The error for an env object where a function that makes envs is wanted."""
     return EnvError(
         f"one {type(env).__name__} object can't be {num_envs} envs, nor in a worker: give a function that makes one, "
@@ -182,7 +182,7 @@ def named(name: str) -> EnvSpec | Callable[[], Any]:
 
 
 def _way_out(module_name: str, error: BaseException) -> str:
-    """What to do about an env's module that can't be imported, after a space; empty if the error itself says it."""
+    """Advice for a module of an env that can't be imported, after a space; empty if the error itself says enough."""
     if module_name in _INSTALL:
         return f" Install it: {_INSTALL[module_name]}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -249,10 +249,10 @@ def _register(package: _Package, name: str) -> None:
 
 
 def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
-    """The env that a factory makes.
+    """Make an env with a factory.
 
     Raises:
-        EnvError: it fails; the message calls it ``name``.
+        EnvError: the factory fails; the message calls it ``name``.
     """
     name = env_name(factory) if name is None else name
     try:
@@ -260,7 +260,7 @@ def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
     except (KeyboardInterrupt, EnvError):
         raise
     except BaseException as error:
-        raise not_made(name, error) from error
+        raise make_error(name, error) from error
 
 
 # -- envs that draw, where there is no screen -----------------------------------------------------------------------
@@ -283,8 +283,8 @@ def _has_screen() -> bool:
 
 @contextlib.contextmanager
 def no_screen_needed() -> Iterator[None]:
-    """A context in which pygame and MuJoCo draw without a screen or sound device if there is none, and pygame is
-    silent."""
+    """A context in which pygame and MuJoCo render without a screen or sound device if there is none, and pygame prints
+    no greeting."""
     wanted = {"PYGAME_HIDE_SUPPORT_PROMPT": "1"}
     if not _has_screen():
         wanted |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"} | _mujoco_drawer()
@@ -299,7 +299,7 @@ def no_screen_needed() -> Iterator[None]:
 
 @functools.cache
 def _mujoco_drawer() -> dict[str, str]:
-    """The environment variables that make MuJoCo draw without a screen; {} if there is no library for that."""
+    """The environment variables that let MuJoCo render without a screen; {} if there is no library for that."""
     libraries = {"egl": "EGL", "osmesa": "OSMesa"}
     found = [name for name, library in libraries.items() if ctypes.util.find_library(library)]
     return {"MUJOCO_GL": found[0]} if found else {}

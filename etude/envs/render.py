@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering: envs that draw themselves, frames as uint8 ``[H, W, 3]``, and clips as gif, mp4 and webm files."""
+"""Rendering: envs with a render mode, frames as uint8 ``[H, W, 3]``, and clips as gif, mp4 and webm files."""
 
 import contextlib
 import functools
@@ -46,15 +46,15 @@ _CHANNELS = (1, 3, 4)
 # -- envs that draw themselves -----------------------------------------------------------------------------------------
 
 
-def seen_env(env: EnvLike, mode: RenderMode) -> Any:
-    """Make one env object that draws itself in ``mode``, or check ``env`` if it is an object.
+def rendering_env(env: EnvLike, mode: RenderMode) -> Any:
+    """Make one env object that renders in ``mode``, or check ``env`` if it is an object.
 
     Args:
         env: As for training. Functions that make envs are called with ``render_mode=mode`` if they accept it.
         mode: ``rgb_array``: render() returns frames. ``human``: the env shows its own window.
 
     Raises:
-        EnvError: the env can't be made, or does not draw in this mode; the message says what to do.
+        EnvError: the env can't be made, or does not render in this mode; the message says what to do.
     """
     name = env_name(env)
     made = env if not callable(env) and not isinstance(env, str) else _made(env, name, mode)
@@ -198,7 +198,7 @@ def filmed(env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] 
         env: Any object with ``reset``, ``step`` and ``render``, such as a Gymnasium, PettingZoo or multi-agent env.
             These methods are replaced on the object, so that its class stays the same.
         take: Called with each frame, and whether it begins an episode.
-        size: Width and height of the frames in pixels; None: as drawn.
+        size: Width and height of the frames in pixels; None: as rendered.
     """
     reset, step, render = env.reset, env.step, env.render
     before = {name: vars(env)[name] for name in ("reset", "step") if name in vars(env)}

@@ -121,7 +121,7 @@ _KINDS: Final[dict[str, Callable[[str], gym.Env[Any, Any]]]] = {"atari": atari, 
 
 
 class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Moves ``info["action_mask"]``, which Taxi has for example, into the observation, where modules apply it.
+    """Moves ``info["action_mask"]``, as Taxi has it, into the observation, so that modules apply it.
 
     The observation becomes ``Dict(observation=..., action_mask=...)``, as in PettingZoo. The mask is MultiBinary, int8,
     with one number for each choice of the discrete parts of the action space, in their order: 1 if it is allowed.

@@ -18,7 +18,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
-from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, warn_of_closing, warn_of_wrappers
+from etude.envs.adapters import OFF_POLICY_ACTION, bad_step_error, reduced_spaces, warn_of_closing, warn_of_wrappers
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
@@ -35,7 +35,7 @@ from etude.spaces import (
     leaf_dtype,
     leaf_shape,
     leaves,
-    misfit,
+    mismatch,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class VectorArena:
         try:
             columns = {col.OBS: obs} if col.OBS in self._batched else self._flatten(obs)
         except (KeyError, IndexError, TypeError) as error:
-            raise misfit(batch_space(self.obs_space, self.num_slots), obs, col.OBS) from error
+            raise mismatch(batch_space(self.obs_space, self.num_slots), obs, col.OBS) from error
         for name, (leaf, shape, dtype) in self._batched.items():
             column = columns[name]
             if getattr(column, "dtype", None) is not dtype or column.shape != shape:
@@ -243,7 +243,7 @@ class VectorArena:
             raise closed()
         given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
-            raise not_five(self.env, given)
+            raise bad_step_error(self.env, given)
         obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
@@ -282,7 +282,7 @@ class VectorArena:
             self._turns = [self._end(turn, done, info), self._begun(turn, done, obs)]
 
     def _end(self, turn: Turn, done: NDArray[np.bool_], info: dict[str, Any]) -> Turn:
-        """The rows whose episodes ended, if the env or this arena reset them in the same step."""
+        """The turn of the rows whose episodes ended, if the env or this arena resets them in the same step."""
         rows = np.flatnonzero(done)
         end = turn.select(rows)
         end.waits, end.infos = False, info
@@ -302,7 +302,7 @@ class VectorArena:
         return end
 
     def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
-        """All rows, after new episodes began in those that ended."""
+        """The turn of all rows, in which the rows whose episodes ended begin new ones."""
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
             obs, self._reset_infos = self._reset_rows(done)
@@ -457,7 +457,7 @@ def make_vector_env(
 
 
 def check_count(envs: Any, num_envs: int) -> None:
-    """Raise an EnvError if a vector env or an arena has not ``num_envs`` envs."""
+    """Raise an EnvError if a vector env or an arena does not have ``num_envs`` envs."""
     if envs.num_envs != num_envs:
         raise EnvError(
             f"the {type(envs).__name__} has {envs.num_envs} envs, but num_envs is {num_envs}: set "

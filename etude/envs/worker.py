@@ -68,7 +68,7 @@ class EnvWorker:
         make: Makes one env object.
         name: The name of ``make`` in errors.
         envs: The numbers of this worker's copies.
-        limits: The maximum length of episodes, and in how many steps flags may not be numbers.
+        limits: The maximum length of episodes, and for how many first steps flags must be booleans.
         is_users_env: Whether ``make`` returns an env object of the user, who closes it.
         in_callers_thread: Whether the envs step in the thread that uses the arena. A KeyboardInterrupt is then a
             Ctrl-C, and not an error of the env.
@@ -117,7 +117,7 @@ class EnvWorker:
         except BaseException as error:
             if self._is_interrupt(error):
                 raise
-            raise adapters.not_made(self._name, error) from error
+            raise adapters.make_error(self._name, error) from error
         for env, layout in zip(self.envs, layouts, strict=True):
             check_alike(layouts[0], layout, env)
         return layouts[0]
@@ -274,12 +274,12 @@ class EnvWorker:
         try:
             obs, reward, terminated, truncated, infos = result
         except (TypeError, ValueError):
-            raise adapters.not_five(adapter.env, result) from None
+            raise adapters.bad_step_error(adapter.env, result) from None
         adapter.env_t = t = adapter.env_t + 1
         if reward.__class__ not in NUMBERS:
             adapters.check_reward(reward)
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-            adapters.check_flags(terminated, truncated, allow_numbers=t >= self._check)
+            adapters.check_flags(terminated, truncated, allow_numbers=t > self._check)
         if not (terminated or truncated) and t < self._last_step:
             view.show(env, obs)
             self._reward[env] = reward
@@ -314,7 +314,7 @@ class EnvWorker:
         status = self._write(env, adapter, rows)
         if not adapter.over:
             return status
-        status |= OVER | self._write_unheld(env, adapter.unheld())
+        status |= OVER | self._write_unacted_reward(env, adapter.unacted_reward())
         self._episode[env] += 1
         return self._begin_next(env, adapter, status)
 
@@ -349,12 +349,12 @@ class EnvWorker:
         self.waiting[env] = waiting
         return status
 
-    def _write_unheld(self, env: int, rewards: dict[int, float]) -> int:
+    def _write_unacted_reward(self, env: int, rewards: dict[int, float]) -> int:
         if not rewards:
             return 0
-        self._buffers.unheld[env] = np.nan
+        self._buffers.unacted_reward[env] = np.nan
         for agent, reward in rewards.items():
-            self._buffers.unheld[env, self._seat[agent]] = reward
+            self._buffers.unacted_reward[env, self._seat[agent]] = reward
         return UNHELD
 
     def _taken_in(self, info: Any, env: int, view: AgentView) -> int:

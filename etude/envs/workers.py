@@ -4,7 +4,7 @@
 import os
 from typing import ClassVar, Final, Literal
 
-from etude.settings import FloatAbove0, FloatFrom0, Fraction, IntFrom0, IntFrom1, check_range, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, UnitInterval, check_range, settings
 
 DEFAULT_TIMEOUT: Final = 60.0
 """The default limit in seconds for a step in a worker process."""
@@ -13,14 +13,14 @@ RESET_FACTOR: Final = 10
 """How many times longer than a step a reset or making an env may take."""
 
 LEAST_TO_MAKE: Final = 30.0
-"""The least limit in seconds for making an env, because its process must start and import packages."""
+"""The minimum of the limit in seconds for making an env, because its process must start and import packages."""
 
 
 @settings
 class Workers:
     """Where the copies of an env run, how many act together, and what happens when one fails.
 
-    Workers pay off if a step of the env takes about 20 microseconds or more; faster envs are better stepped in this
+    Workers pay off if a step of the env takes about 100 microseconds or more; faster envs are better stepped in this
     process. Use processes, about as many as there are cores, for envs that compute. Use threads, or more processes than
     cores, for envs that wait (for a simulator or a network) and release Python's global lock meanwhile.
 
@@ -36,10 +36,10 @@ class Workers:
     """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
 
     check: IntFrom0 | Literal["always"] = 10
-    """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
-    and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
-    Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
-    only in these steps."""
+    """Number of first steps that are checked more closely, at least 0. In the first steps of an env, a number outside
+    the bounds of its Box logs a warning; in those of an episode, a flag that is a number is an error. Each check costs
+    about 10 microseconds for each part of the observation. Shapes, dtypes, NaN, infinity, discrete values and other
+    flags are checked at every step."""
 
     num_workers: IntFrom0 = 0
     """Processes or threads that step envs, at least 0. 0: the envs step in this process, all together."""
@@ -56,15 +56,15 @@ class Workers:
     one half steps while the other half acts. The number of envs: all step together."""
 
     max_batch: int | None = None
-    """The most envs whose agents act together, at least `min_batch`. If more are ready, those that made the fewest
-    steps come first. None: no limit."""
+    """Maximum number of envs whose agents act together, at least `min_batch`. If more are ready, those that made the
+    fewest steps come first. None: no limit."""
 
     max_wait: FloatFrom0 | None = None
     """Seconds to wait for `min_batch` envs, at least 0. They count from when the first env is ready; after that, the
     envs that are ready act. None: no limit."""
 
     step_timeout: FloatAbove0 | Literal["auto"] | None = "auto"
-    """The longest that a step may take, in seconds, above 0. A reset may take ten times as long, and so may making an
+    """Maximum duration of a step in seconds, above 0. A reset may take ten times as long, and so may making an
     env, which has at least 30 seconds. A worker process that takes longer is killed and restarted. A thread can't be
     killed, so the run ends. `auto`: 60 for processes, no limit for threads. None: no limit."""
 
@@ -73,10 +73,10 @@ class Workers:
     the step that failed is lost and counted. If False, the first failure ends the run."""
 
     max_restarts: IntFrom0 = 5
-    """How often in a row an env may fail without completing a step, at least 0. One more failure ends the run."""
+    """Number of times in a row that an env may fail without completing a step, at least 0. One more ends the run."""
 
-    max_failure_rate: Fraction = 0.1
-    """The largest fraction of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
+    max_failure_rate: UnitInterval = 0.1
+    """Maximum fraction of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
     ends."""
 
     cleanup_time: FloatFrom0 = 5.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorded whole episodes of one module's agents, in bounded memory, for repeated passes."""
+"""Iterate over the recorded whole episodes of one module's agents, in bounded memory and several times."""
 
 import os
 from collections import Counter
@@ -24,7 +24,7 @@ from etude.recordings.screening import OnBad
 from etude.spaces import Space, Spaces, alike, is_bounded, leaf_shape, leaves, same_bounds
 
 HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
-"""Held-out episodes: a path, or data that is open or in memory."""
+"""Held-out episodes: a path, a `Source`, an open `Recording`, or `Experience` in memory."""
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES: Final = 64 * 2**20
@@ -37,11 +37,11 @@ NO_MODULE: Final = "of agents that no module acts for"
 def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces | tuple[None, None]) -> Recording | Experience:
     """Open the data with ``on_bad`` if it is a path or a `Source`.
 
-    Data that does not state its spaces is read by ``spaces``, those of the policies, so that its names stand for the
-    same numbers.
+    If the data does not state its spaces, ``spaces``, those of the policies, are used, so that names stand for the same
+    numbers as in training.
 
     Raises:
-        DataError: nothing is there, or it lacks observations, actions or rewards.
+        DataError: there is no data, or it lacks observations, actions or rewards.
     """
     held = data
     if not isinstance(held, Recording | Experience):
@@ -65,8 +65,9 @@ def where(data: Recording | Experience) -> str:
 class WholeEpisodes:
     """The whole episodes of one module's agents.
 
-    An agent's part in an episode is whole if its first step is there and its last step is done. Its pieces are joined,
-    in any order; incomplete ones are held in memory. Parts that are not whole are left out, and counted.
+    An agent's part in an episode is whole if it has its first step, and its last step is terminated or truncated. Its
+    pieces are joined, whatever their order; until it is whole, they are held in memory. Parts that are not whole are
+    left out, and counted.
 
     With a single module, all agents belong to it, unless the setting ``module_of`` says otherwise.
 
@@ -89,7 +90,7 @@ class WholeEpisodes:
         """The number of agents' parts in episodes that are left out, by reason; known after a pass."""
 
     def chunks(self) -> Iterator[Experience]:
-        """Iterate over all of them, always in the same order: a segment each, without lookback.
+        """Iterate over the whole episodes in chunks, always in the same order: a segment each, without lookback.
 
         Raises:
             DataError: a reward is not finite.
@@ -99,7 +100,7 @@ class WholeEpisodes:
         ready: list[Experience] = []
         for piece in self._pieces():
             self._rows_read += piece.num_steps
-            own = without_lookback(self._own(piece))  # rows that the piece before contains, too
+            own = without_lookback(self._own(piece))  # lookback is also in the piece before
             if own.num_segments:
                 ready += self._whole(own, assembler)
             rows = sum(exp.num_steps for exp in ready)
@@ -130,7 +131,7 @@ class WholeEpisodes:
         return piece.select(of == self._name)
 
     def _whole(self, own: Experience, assembler: Assembler) -> list[Experience]:
-        """The part of ``own`` that is whole, or became so with what was held."""
+        """The episodes that are whole in ``own``, or became whole with the pieces held so far."""
         segments = own.segments
         at_once = (segments.t_start == 0) & segments.done
         found = [own.select(at_once)] if at_once.any() else []
@@ -150,7 +151,7 @@ class WholeEpisodes:
 
 
 def value_error(episodes: Experience, name: str, row: int, place: str, remedy: str) -> DataError:
-    """The error for the value in a row of a column of whole episodes."""
+    """Return the error for an invalid value: the one in step ``row`` of column ``name`` of whole episodes."""
     segment = int(episodes.segment_of_step()[row])
     return DataError(
         f"{place}: `{name}` is {episodes.steps[name][row]} at t {row - episodes.offsets[segment]} of episode "
@@ -162,7 +163,7 @@ def value_error(episodes: Experience, name: str, row: int, place: str, remedy: s
 
 
 def why_unfit(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> str | None:
-    """Why the data's spaces are not those of a module; None if they are."""
+    """Return why the data does not fit the spaces of a module; None if it fits."""
     policy = algorithm.policies[name]
     wanted = {col.OBS: algorithm.spaces[name][0], col.ACTION: policy.module.action_space}
     for root, what in ((col.OBS, "observations"), (col.ACTION, "actions")):
@@ -195,7 +196,7 @@ def _rescales(policy: Policy) -> bool:
 
 
 def are_of_env(policy: Policy, data: Recording | Experience) -> bool:
-    """Whether recorded actions are in the env's units, from which `rescale_action` tells the module's."""
+    """Whether recorded actions are in the env's units, so that `rescale_action` must convert them to the module's."""
     if not isinstance(data, Recording) or not _rescales(policy) or _in_units_of_module(policy, data.action_space):
         return False
     changing = [connector for connector in policy.connectors.connectors if overrides(connector, "act")]

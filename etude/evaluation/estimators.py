@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimators, from the figures of episodes collected in one pass over the data to intervals and a verdict."""
+"""Collect figures of episodes in one pass over the data, and compute estimates, intervals and a verdict from them."""
 
 import dataclasses
 import math
@@ -22,15 +22,15 @@ class Estimate:
     """An estimate of the discounted return of an episode."""
 
     mean: float
-    """The estimate; NaN if it is undefined, because no recorded episode is one that the policy could have played."""
+    """The estimate; NaN if it is undefined, because the policy could not have played any of the recorded episodes."""
     low: float
     """The lower bound of the confidence interval; NaN if there is none."""
     high: float
     """The upper bound; NaN if there is none."""
     effective_sample_size: float | None = None
-    """The number of the policy's own episodes that would be as informative (Kish): all of them if it is the policy that
-    played, about 1 if one episode outweighs all others. For stepwise estimates, the mean over steps. None for
-    estimators without weights."""
+    """Kish's effective sample size: the number of the policy's own episodes that would be as informative. It is the
+    number of recorded episodes if the policy itself played them, and about 1 if one episode outweighs all others. For
+    stepwise estimators, the mean over steps. None for estimators without weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,7 +42,7 @@ class OffPolicyEvaluation:
     behaviour: Estimate
     """The mean discounted return of the episodes as they were played."""
     episodes: int
-    """The number of whole episodes used; with several agents, of their parts in episodes."""
+    """The number of whole episodes used; with several agents, each agent's part in an episode counts as one."""
     steps: int
     """The number of steps in these episodes."""
     gamma: float
@@ -58,12 +58,12 @@ class OffPolicyEvaluation:
     behaviour_policy: str | None
     """The source of the behaviour policy's probabilities: ``recorded``, ``fitted``, or None if not needed."""
     mean_weight: float | None
-    """The mean importance weight of whole episodes; None if no probabilities are known. It is 1 on average if the
-    behaviour policy can do everything that the evaluated policy does, and its probabilities are right. If it is far
-    from 1, neither is certain."""
+    """The mean importance weight of whole episodes; None if no probabilities are known. Its expected value is 1 if the
+    behaviour policy could take every action that the evaluated policy takes, and its probabilities are right. If the
+    mean is far from 1, one of these may not hold."""
     trusted: bool | None
-    """False if no estimate can be trusted, including those by fitted values; `distrust` says why. None if no
-    probabilities are known, so that it can't be decided."""
+    """False if no estimate can be trusted, including those by fitted values; `distrust` says why. None if this can't be
+    decided, because no probabilities are known."""
     distrust: str | None
     """Why no estimate can be trusted; None unless `trusted` is False."""
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -88,7 +88,7 @@ class OffPolicyEvaluation:
         return json_line(self.to_dict())
 
     def __str__(self) -> str:
-        """A table of the estimates, with their basis above and the notes below it."""
+        """A table of the estimates, with a description of the data above and the notes below it."""
         acts = "drawing its actions" if self.explore else "taking its most likely actions"
         head = [
             f"module {self.module!r}, {acts}, over {self.episodes:,} episodes, {self.steps:,} steps",
@@ -115,18 +115,18 @@ def _shown(x: float) -> str:
 Ints: TypeAlias = NDArray[np.int64]
 Singles: TypeAlias = NDArray[np.float32]
 Statistic: TypeAlias = Callable[[Floats], Floats]
-"""Returns estimates ``[B]`` for the multiplicities of episodes ``counts`` ``[B, episodes]``; NaN if all weights are
+"""Computes estimates ``[B]`` from ``[B, episodes]``, how often each resample has each episode; NaN if all weights are
 0."""
 
 PLAYED: Final = "as played"
-WEIGHING: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
+NEED_WEIGHTS: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
 """Estimators that need probabilities of actions."""
-VALUING: Final = ("dm", "dr", "wdr", "fqe")
+NEED_VALUES: Final = ("dm", "dr", "wdr", "fqe")
 """Estimators that need fitted values."""
 _KNOWN_FROM: Final = 100
-"""Effective episodes from which the standard error of the mean weight is known."""
+"""The least number of effective episodes for which the standard error of the mean weight is reliable."""
 _UNLIKELY: Final = 6
-"""Standard errors from which a difference is not by chance, also for weights with a long tail."""
+"""A difference of more standard errors is more than chance, even for weights with a long tail."""
 TRUSTED_FROM: Final = 10
 """The least number of effective episodes for estimates to be trusted."""
 
@@ -140,14 +140,14 @@ BLOCK: Final = 4_000_000
 
 @dataclasses.dataclass
 class EpisodeFigures:
-    """Figures with a row for each agent's part in a whole episode. What was not requested is empty."""
+    """Figures with a row for each agent's part in a whole episode. Figures that were not requested are empty."""
 
     episode_id: NDArray[np.object_]
     lengths: Ints
     truncated: NDArray[np.bool_]
-    """Whether it was truncated, so that what would have followed has a value."""
+    """Whether it was truncated and not terminated, so that the steps that would have followed have a value."""
     blind: NDArray[np.bool_]
-    """Whether it was truncated, and the observation after its last step is unknown."""
+    """Whether it was truncated and not terminated, and the observation after its last step is unknown."""
     returns: Floats
     """Returns, discounted from each episode's first step on."""
     log_weight: Floats
@@ -161,7 +161,7 @@ class EpisodeFigures:
     advantage: Singles
     """``[steps]``: ``gamma^t * (r + gamma * V(s') - Q(s, a))``."""
     start: Floats
-    """Value of the first observation, by members of the fit that have not learned from the episode."""
+    """The value of the first observation, by the members of the fit that have not learned from the episode."""
     doubly_robust: Floats
     """The terms whose mean is ``dr``; see `etude.evaluation.evaluate`."""
     member_starts: Singles
@@ -192,9 +192,9 @@ def collect(
         chunks: Starts the pass.
         log_ratio: Returns ``[steps]``: log-probabilities under the target policy minus those under the behaviour
             policy; None if no weights are needed.
-        fqe: Fitted; None if no values are needed.
-        gamma: Discount factor.
-        by_step: Keep figures of steps.
+        fqe: The fitted action values; None if no values are needed.
+        gamma: Discount factor, 0 to 1.
+        by_step: Whether to keep figures of steps.
     """
     rows: list[dict[str, Any]] = []
     by_steps = EffectiveByStep()
@@ -253,15 +253,17 @@ def _summed(log_ratio: Floats, episodes: Experience) -> Floats:
 
 
 class EffectiveByStep:
-    """The effective sample size of the weights at each step, accumulated chunk by chunk; an episode that has ended
-    keeps its last weight."""
+    """Accumulates the effective sample size of the weights at each step, chunk by chunk.
+
+    An episode that has ended keeps its last weight.
+    """
 
     def __init__(self) -> None:
         self._running = np.zeros((3, 0))
         self._ended = np.zeros((3, 0))
 
     def add(self, summed: Floats, episodes: Experience) -> None:
-        """Add a chunk with the logarithms of its weights ``[steps]``."""
+        """Add a chunk of episodes with the logarithms of its weights, ``[steps]``."""
         weight = np.exp(np.minimum(summed, MOST / 2))
         t, lengths, last = episodes.t(), episodes.lengths, weight[episodes.offsets[1:] - 1]
         longest = max(self._running.shape[1], int(lengths.max()) + 1)
@@ -273,7 +275,7 @@ class EffectiveByStep:
             self._ended[power] += np.bincount(lengths, last**power, longest)
 
     def mean(self, gamma: float) -> float:
-        """The mean over all steps, weighted by their discounts."""
+        """Return the mean over all recorded steps, each weighted by its discount."""
         _, sums, squares = self._running + self._ended.cumsum(1)
         sizes = np.divide(sums**2, squares, out=np.zeros_like(sums), where=squares > 0)
         share = self._running[0] * gamma ** np.arange(len(sums), dtype=np.float64)
@@ -295,9 +297,9 @@ def effective(weights: Floats) -> float:
 def estimates_of(
     figures: EpisodeFigures, methods: Sequence[str], *, confidence: float, resamples: int, seed: int
 ) -> dict[str, Estimate]:
-    """Return the estimate by each of ``methods``, and by `PLAYED`: the mean recorded return."""
+    """Return the estimate by each of ``methods``, and as `PLAYED` the mean recorded return."""
     statistics = {PLAYED: ratio(figures.returns)}
-    statistics |= {name: _statistic(name, figures) for name in methods if name in WEIGHING}
+    statistics |= {name: _statistic(name, figures) for name in methods if name in NEED_WEIGHTS}
     cluster = np.unique(figures.episode_id.astype(str), return_inverse=True)[1]
     found = intervals(statistics, cluster, confidence=confidence, resamples=resamples, seed=seed)
     out = {PLAYED: Estimate(*found[PLAYED])}
@@ -325,7 +327,7 @@ def _statistic(name: str, figures: EpisodeFigures) -> Statistic:
 
 
 def _by_members(name: str, figures: EpisodeFigures, confidence: float, *, has_interval: bool) -> Estimate:
-    """Estimate by fitted values, with an interval from the spread of the members, which saw bootstrap samples."""
+    """Estimate by fitted values, with an interval from the spread of the members over their bootstrap samples."""
     starts, times = figures.member_starts.astype(np.float64), figures.member_times
     mean = float(figures.start.mean() if name == "dm" else starts.mean())
     members = _divided((starts * times).sum(0), times.sum(0, dtype=np.float64))
@@ -391,7 +393,7 @@ def intervals(
 
     Args:
         statistics: The estimators, by name.
-        cluster: int64 ``[rows]``: the cluster of each row, from 0; its rows are drawn together.
+        cluster: int64 ``[rows]``: the cluster of each row, from 0; the rows of a cluster are drawn together.
         confidence: Confidence level of the intervals, between 0 and 1.
         resamples: The number of bootstrap samples.
         seed: Seed of the draws.
@@ -419,8 +421,11 @@ def intervals(
 
 
 def student_t(confidence: float, freedom: int) -> float:
-    """Return how many standard errors a two-sided interval reaches: Student's t by its expansion (Abramowitz & Stegun
-    1964, 26.7.5), with an error below 1 % from 5 degrees of freedom at confidence 0.95."""
+    """Return how many standard errors a two-sided interval reaches, by Student's t with ``freedom`` degrees of freedom.
+
+    It is computed by an expansion (Abramowitz & Stegun 1964, 26.7.5), with an error below 1 % from 5 degrees of freedom
+    at confidence 0.95.
+    """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     terms: Sequence[float] = (
         z,
@@ -435,10 +440,13 @@ def student_t(confidence: float, freedom: int) -> float:
 
 
 def why_distrusted(figures: EpisodeFigures) -> str | None:
-    """Say why no estimate can be trusted: there are fewer than `TRUSTED_FROM` effective episodes; else None."""
+    """Return why no estimate can be trusted; None if there is no reason against it.
+
+    The reasons are fewer than `TRUSTED_FROM` whole or effective episodes, and a mean weight that is far from 1.
+    """
     num = len(set(figures.episode_id.tolist()))
     if num < TRUSTED_FROM:
-        return f"there are {num} whole episodes, but at least {TRUSTED_FROM} must count."
+        return f"there are {num} whole episodes, but at least {TRUSTED_FROM} are needed."
     if not len(figures.log_weight):
         return None
     whole = effective(figures.scaled_weight)
@@ -451,15 +459,15 @@ def why_distrusted(figures: EpisodeFigures) -> str | None:
     weight = float(figures.weight.mean())
     if not 0.5 <= weight <= 2 and whole >= _KNOWN_FROM and abs(weight - 1) > _UNLIKELY * _error_of_weight(figures):
         return (
-            f"the mean weight of whole episodes is {weight:.3g} rather than 1, which is not by chance: the policy "
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1, which is more than chance: the policy "
             "takes actions that were never played, or the recorded probabilities are wrong."
         )
     if size >= TRUSTED_FROM:
         return None
     return (
-        f"of {len(figures.lengths):,} episodes, {size:.1f} count, but at least {TRUSTED_FROM} must. The policy is far "
-        "from the one that played, so intervals miss the true value, and fitted values (dm, dr, wdr, fqe) are of "
-        "actions that were hardly ever taken."
+        f"the effective sample size is {size:.1f} of {len(figures.lengths):,} episodes, but must be at least "
+        f"{TRUSTED_FROM}. The policy is far from the one that played, so intervals miss the true value, and fitted "
+        "values (dm, dr, wdr, fqe) are of actions that were hardly ever taken."
     )
 
 
@@ -491,21 +499,21 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
             else "the policy takes actions that were never played, or the recorded probabilities are too large"
         )
         notes.append(
-            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is not by chance: "
-            f"{why}"
+            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is more than "
+            f"chance: {why}"
         )
     elif not 0.5 <= weight <= 2:
         notes.append(
             f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy takes actions that were "
             "hardly ever played, or the episodes are too few for their length"
         )
-    if figures.blind.any() and set(methods) & set(VALUING):
+    if figures.blind.any() and set(methods) & set(NEED_VALUES):
         notes.append(
             f"the observation after the last step of {int(figures.blind.sum()):,} truncated episodes was not recorded: "
             "dm, dr, wdr and fqe take the last one in its place"
         )
     cut = figures.truncated & (gamma**figures.lengths > 0.01)
-    if cut.any() and set(methods) & set(VALUING):
+    if cut.any() and set(methods) & set(NEED_VALUES):
         notes.append(
             f"{int(cut.sum()):,} episodes were truncated: dm, dr, wdr and fqe include the value of what would have "
             "followed, other estimates end there"

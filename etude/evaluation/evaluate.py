@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Off-policy evaluation: estimate the return of a policy from episodes that another policy played.
 
-``rho[t] = pi(a[t] | s[t]) / mu(a[t] | s[t])`` is the ratio of the evaluated policy to the behaviour policy, ``w[t]``
-the product of the ratios up to step t, and ``w`` the product over the whole episode:
+``rho[t] = pi(a[t] | s[t]) / mu(a[t] | s[t])`` is the ratio of the evaluated policy pi to the behaviour policy mu,
+``w[t]`` the product of the ratios up to step t, and ``w`` the product over the whole episode:
 
 - ``is``: mean of ``w * G``, G being the discounted return (Precup, Sutton & Singh 2000, section 2).
 - ``wis``: ``sum(w * G) / sum(w)`` (likewise).
 - ``pdis``: mean of ``sum over t of gamma^t * w[t] * r[t]`` (likewise, section 3: per decision).
 - ``wpdis``: the same, with ``w[t]`` divided by the mean of all episodes' ``w[t]`` (Thomas & Brunskill 2016, section 5).
 - ``fqe``: mean of V(s[0]), fitted to all episodes (Le, Voloshin & Yue 2019).
-- ``dm``: the same, by networks that have not learned from the episode whose first observation it is.
+- ``dm``: the same, but each V(s[0]) is by networks that have not learned from its episode.
 - ``dr``: mean of ``V(s[0]) + sum over t of gamma^t * w[t] * (r[t] + gamma * V(s[t+1]) - Q(s[t], a[t]))``, V and Q as in
   ``dm`` (Jiang & Li 2016, eq. 10, written as a sum).
 - ``wdr``: the same with weights as in ``wpdis`` (Thomas & Brunskill 2016, section 5).
@@ -28,9 +28,9 @@ from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
 from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, are_of_env, opened, where, why_unfit
 from etude.evaluation.estimators import (
+    NEED_VALUES,
+    NEED_WEIGHTS,
     PLAYED,
-    VALUING,
-    WEIGHING,
     OffPolicyEvaluation,
     collect,
     estimates_of,
@@ -43,7 +43,7 @@ from etude.experience import Experience
 from etude.modules.module import evaluating
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
-from etude.settings import Fraction, IntFrom0, IntFrom1, Rule, settings, shown, suggestion
+from etude.settings import IntFrom0, IntFrom1, Rule, UnitInterval, settings, shown, suggestion
 from etude.threads import held
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
@@ -58,7 +58,7 @@ class OffPolicyEvaluationConfig:
     """Estimators to use, among `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes most of
     the time."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Rewards are discounted from each episode's first step on."""
 
     confidence: Annotated[float, Rule(lambda value: 0 < value < 1, "between 0 and 1, both left out")] = 0.95
@@ -68,7 +68,7 @@ class OffPolicyEvaluationConfig:
     """Seed of the bootstrap and of all fits, at least 0."""
 
     explore: bool = True
-    """Evaluate the policy that samples its actions; if False, the one that takes the most likely actions."""
+    """Evaluate the policy that samples its actions; if False, the one that takes its most likely actions."""
 
     behaviour: Literal["recorded", "fit"] = "recorded"
     """Source of the behaviour policy's probabilities: ``recorded`` is the column ``logp``, ``fit`` a network that is
@@ -98,12 +98,12 @@ class OffPolicyEvaluationConfig:
     @property
     def weighs(self) -> bool:
         """Whether probabilities of actions are needed."""
-        return not set(self.methods).isdisjoint(WEIGHING)
+        return not set(self.methods).isdisjoint(NEED_WEIGHTS)
 
     @property
     def values(self) -> bool:
         """Whether fitted values are needed."""
-        return not set(self.methods).isdisjoint(VALUING)
+        return not set(self.methods).isdisjoint(NEED_VALUES)
 
 
 def evaluate_on(
@@ -121,8 +121,8 @@ def evaluate_on(
     Args:
         algorithm: An algorithm with one module; for several, see `evaluate_each_on`.
         data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory. With `rescale_action`, actions
-            may be in [-1, 1] or in the env's units, as their space says. Experience has no spaces: its actions must be
-            in the units in which the module acts, which can't be checked.
+            may be in [-1, 1] or in the env's units: the bounds of their space say which. Experience has no spaces, so
+            its actions must be in the units in which the module acts; this can't be checked.
         config: Settings of the evaluation.
         settings: Fields of ``config`` to override, such as ``methods=("wis", "dr")``.
 
@@ -144,12 +144,18 @@ def evaluate_each_on(
     config: OffPolicyEvaluationConfig = OffPolicyEvaluationConfig(),  # noqa: B008 - frozen
     **settings: Any,
 ) -> dict[str, OffPolicyEvaluation]:
-    """Like `evaluate_on`, for each module separately: from the actions and rewards of its own agents. Returns by id.
+    """Like `evaluate_on`, for each module separately, from the actions and rewards of its own agents.
 
-    An estimate is the return of the module's agents if it acted for them and all other agents acted as they did when
-    the episodes were played. Of a module that acts for several agents, this is the return of one of them while the
-    others of the module, too, act as they did. Modules without a whole episode are left out, and named in the others'
-    notes.
+    An estimate is the return of a module's agent if the module acted for it, and all other agents acted as they did
+    when the episodes were played. This includes other agents of the same module. Modules that have no whole episode or
+    whose spaces do not match are left out, and named in the notes of the others.
+
+    Returns:
+        The evaluations by module id.
+
+    Raises:
+        DataError: as for `evaluate_on`; the data fits no module, or has no whole episode of any.
+        SettingsError: as for `evaluate_on`; or ``algorithm`` is not an algorithm.
     """
     if not isinstance(algorithm, Algorithm):
         raise SettingsError(
@@ -285,10 +291,10 @@ def _result(
 def _log_ratio(
     target: TargetPolicy, chunks: Chunks, first: Experience, place: str, config: OffPolicyEvaluationConfig
 ) -> Callable[[Experience], Floats] | None:
-    """Return a function for ``[steps]``: log-probabilities under the target policy minus those under the behaviour one.
+    """Return a function that computes log-probabilities under the target policy minus those under the behaviour policy.
 
-    If no method uses weights, they only show how far the policy is from the one that played, and are None if the
-    recording does not contain them.
+    It returns ``[steps]``. If no method uses weights, they only show how far the policy is from the one that played.
+    The result is then None if the recording does not contain the behaviour policy's log-probabilities.
 
     Raises:
         DataError: the actions were not sampled.

@@ -30,7 +30,7 @@ from etude.spaces import Space
 FORWARD: Final = 2_048
 """Rows that go through the networks at a time."""
 WARM_UP: Final = 4
-"""The first steps, one part in this many, fit the recorded returns."""
+"""The first ``1 / WARM_UP`` of the gradient steps fit the recorded returns."""
 
 
 @settings
@@ -41,8 +41,8 @@ class FQEConfig:
     """Number of networks, at least 2. Each is fitted to its own bootstrap sample of the episodes."""
 
     steps: IntFrom1 = 3_000
-    """Gradient steps, at least 1. The first quarter fits the recorded returns, which are a better start for the target
-    policy's values than random ones."""
+    """Gradient steps, at least 1. The first quarter fits the recorded returns, a better starting point for the target
+    policy's values than random weights."""
 
     batch_size: IntFrom1 = 256
     """Recorded steps per gradient step, at least 1."""
@@ -62,9 +62,9 @@ class FQEConfig:
 
 
 class QEnsemble(nn.Module):
-    """``members`` functions Q(observation, action), whose layers are stacked, so that each is one batched product.
+    """``members`` networks Q(observation, action). Their layers are stacked, so that each layer is one batched product.
 
-    For a Discrete space, each function has an output for every action; for other spaces, the action is part of its
+    For a Discrete space, each network has an output for every action; for other spaces, the action is part of its
     input. Inputs are scaled to mean 0 and standard deviation 1, and outputs are scaled back; see `scale`. Images are
     encoded once for all members. Weights are initialized as in ``torch.nn.Linear``.
     """
@@ -96,7 +96,7 @@ class QEnsemble(nn.Module):
 
     @torch.no_grad()
     def scale(self, obs: Mapping[str, Tensor], action: Tensor, returns: Tensor) -> None:
-        """Set the scales of inputs and outputs from an example ``[B, ...]``; arguments as for `taken`."""
+        """Set the scales of inputs and outputs from an example batch; ``returns`` is ``[B]``, others as for `taken`."""
         x = self._inputs(obs, None if self.actions is None else action)
         mean, std = x.mean(0), x.std(0, correction=0)
         if not self.encoder.vector:
@@ -115,7 +115,12 @@ class QEnsemble(nn.Module):
         return features
 
     def taken(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        """Return Q of the actions taken, ``[members, B]``."""
+        """Return Q of the actions taken, ``[members, B]``.
+
+        Args:
+            obs: Columns ``[B, ...]``.
+            action: The actions, as returned by `encoded`.
+        """
         if self.actions is not None:
             return self._run(self._inputs(obs, action)).squeeze(-1)
         q = self._run(self._inputs(obs, None))
@@ -165,7 +170,7 @@ class Values(NamedTuple):
 
 
 class FQE:
-    """Fits Q of a target policy, ``Q(s, a) = r + gamma * E[Q(s', a')]`` with a' drawn from the target policy.
+    """Fits the action values of a target policy: ``Q(s, a) = r + gamma * E[Q(s', a')]`` with a' sampled from it.
 
     Each member learns from a bootstrap sample of the episodes, drawn by a Poisson distribution with mean 1. Their
     spread shows how much the fit depends on the data (Hao et al. 2021, "Bootstrapping fitted Q-evaluation for
@@ -175,7 +180,7 @@ class FQE:
         target: The target policy.
         gamma: Discount factor, 0 to 1.
         config: Settings of the fit.
-        seed: Seed of weights, samples, order and actions.
+        seed: Seed of the initial weights, the bootstrap samples, the order of rows and the sampled actions.
     """
 
     def __init__(self, target: TargetPolicy, gamma: float, config: FQEConfig, seed: int) -> None:
@@ -189,7 +194,7 @@ class FQE:
             self.ensemble = QEnsemble(obs_space, action_space, config.network, config.members).to(self._device)
 
     def fit(self, chunks: Chunks, *, quiet: bool = True) -> None:
-        """Fit to whole episodes, and unless ``quiet`` show the progress."""
+        """Fit to whole episodes; shows the progress unless ``quiet``."""
         config = self._config
         batches = shuffled_rows(lambda: map(self._rows, chunks()), config.batch_size, self._seed)
         example = self._tensors(self._rows(next(iter(chunks()))))
@@ -215,7 +220,7 @@ class FQE:
                 show((i + 1) / config.steps)
 
     def values(self, episodes: Experience) -> Values:
-        """Return the networks' values for whole episodes."""
+        """Return the networks' values for a chunk of whole episodes."""
         obs, here = col.subtree(episodes.steps, col.OBS), self._policy(col.subtree(episodes.steps, col.OBS))
         following, policy = self._next(episodes, here)
         times = self._times(episodes)
@@ -299,7 +304,10 @@ class FQE:
         return found
 
     def _times(self, episodes: Experience) -> NDArray[np.uint8]:
-        """``[episodes, members]``, from the episode's id alone; at least one member leaves out each episode."""
+        """How often each episode is in each member's bootstrap sample, uint8 ``[episodes, members]``.
+
+        It depends on the seed and the episode's id alone. At least one member leaves out each episode.
+        """
         out = np.empty((episodes.num_segments, self._config.members), np.uint8)
         for i, episode_id in enumerate(episodes.segments.episode_id.tolist()):
             rng = np.random.default_rng([self._seed, zlib.crc32(str(episode_id).encode())])

@@ -29,7 +29,7 @@ from etude.spaces import leaves
 
 Floats: TypeAlias = NDArray[np.float64]
 Chunks: TypeAlias = Callable[[], Iterator[Experience]]
-"""Starts a pass over whole episodes, as the target policy's module sees them."""
+"""Starts a pass over whole episodes, to which the target policy's connectors have been applied."""
 
 FORWARD_ROWS: Final = 4_096
 FORWARD_BYTES: Final = 16 * 2**20
@@ -37,21 +37,21 @@ FORWARD_BYTES: Final = 16 * 2**20
 FORWARD_SEGMENTS: Final = 64
 """The most segments for a recurrent module, which are padded to the longest of them."""
 BUFFER_BYTES: Final = 256 * 2**20
-"""Size of the shuffle buffer. Rows that fit are kept in memory, and shuffled as a whole."""
+"""Size of the shuffle buffer in bytes. If all rows fit, they are kept in memory and shuffled as a whole."""
 FIT_STEPS, FIT_BATCH_SIZE, FIT_LR = 2_000, 256, 1e-3
 
 
 class TargetPolicy:
-    """What a module with its connectors would have done in recorded episodes.
+    """Computes what a module with its connectors would have done in recorded episodes.
 
     Args:
         module: The module.
         connectors: The connectors between env and module.
-        explore: Whether it samples its actions; if False, it takes the most likely ones.
+        explore: Whether the policy samples its actions; if False, it takes the most likely ones.
         of_env: Whether recorded actions, and their densities, are in the env's units; see `are_of_env`.
 
     Raises:
-        SettingsError: a connector shows something in recordings that it does not show while acting.
+        SettingsError: a connector adds something to recordings that is only known after an episode has ended.
     """
 
     def __init__(self, module: Module, connectors: Pipeline, *, explore: bool, of_env: bool = False) -> None:
@@ -162,7 +162,7 @@ class TargetPolicy:
         """Return the probability of each action of a Discrete space, float32 ``[rows, n]``.
 
         Raises:
-            SettingsError: the network gives none.
+            SettingsError: the network gives no probabilities.
         """
         space = self.module.action_space
         assert isinstance(space, spaces.Discrete)
@@ -183,7 +183,11 @@ class TargetPolicy:
         return out
 
     def draws(self, obs: Columns, num: int, rng: np.random.Generator) -> list[Columns]:
-        """Sample ``num`` actions for each observation, columns ``[rows, ...]`` each; only one without exploration."""
+        """Sample ``num`` actions for each observation; only one if the policy does not explore.
+
+        Returns:
+            The actions of each draw, columns ``[rows, ...]``.
+        """
         actor, slices = self.module.actor(explore=self.explore), _slices(obs)
         found: list[Columns] = []
         for _ in range(num if self.explore else 1):
@@ -228,10 +232,10 @@ def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int, *, quiet: 
     "Importance sampling policy evaluation with an estimated behavior policy").
 
     Args:
-        target: The policy whose observations and actions it gets.
+        target: The target policy; the network gets its spaces.
         chunks: The episodes.
-        seed: Seed of weights and order.
-        quiet: Whether to show no progress.
+        seed: Seed of the initial weights and the order of rows.
+        quiet: Whether to hide the progress.
     """
     given = target.module
     with seeded(seed, "cpu"):
@@ -267,7 +271,7 @@ def shuffled_rows(
         passes: Starts a pass over the rows, chunk by chunk, always in the same order.
         batch_size: Rows per batch, at least 1.
         seed: Random seed; equal seeds give the same order.
-        buffer_bytes: Approximate size of the buffer. Rows that fit into it are made only once.
+        buffer_bytes: Approximate size of the buffer. If all rows fit, ``passes`` is called only once.
     """
     held: list[Any] = []
     size = 0

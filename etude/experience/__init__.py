@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experience: a table of time steps cut into segments, replay buffers, and computations on steps."""
+"""Experience: a table of time steps cut into segments, replay buffers, and returns and advantages."""
 
 from etude.experience.experience import Experience, Segments
 from etude.experience.priorities import Priorities

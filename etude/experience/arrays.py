@@ -37,7 +37,7 @@ def take(array: Array, index: Index) -> Array:
 
 
 def library(array: Array) -> Any:
-    """NumPy or torch, whichever ``array`` is of: ``library(x).exp(x)``."""
+    """The module ``numpy`` or ``torch``, according to the type of ``array``: ``library(x).exp(x)``."""
     if isinstance(array, np.ndarray):
         return np
     import torch
@@ -51,25 +51,25 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
 
 
 def where_rows(rows: Array, values: Array, others: Array) -> Array:
-    """``values`` in some rows and ``others`` in the rest: arrays ``[N, ...]`` of one dtype; ``values`` may be a number.
+    """Take ``values`` where ``rows`` is True and ``others`` elsewhere.
 
     Args:
-        rows: bool ``[N]``: the rows of ``values``.
-        values: An array ``[N, ...]`` or a number.
-        others: An array ``[N, ...]``. It may be returned as it is.
+        rows: bool ``[N]``.
+        values: An array ``[N, ...]`` of the dtype of ``others``, or a number.
+        others: An array ``[N, ...]``. It may be returned itself if no row is True.
     """
     if isinstance(others, np.ndarray) and not rows.any():
         return others
     of, at = library(others), rows.reshape(-1, *(1,) * (others.ndim - 1))
     if of is np or others.dtype not in (of.int16, of.uint16, of.uint64):
         return of.where(at, values, others)
-    # runtimes of ONNX can't choose between numbers of these dtypes
+    # ONNX runtimes have no `where` for these dtypes
     wide = values if isinstance(values, int) else values.long()
     return of.where(at, wide, others.long()).to(others.dtype)
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
-    """Zeros of shape ``rows`` + the shape of one row of ``like``, with its dtype and on its device."""
+    """Zeros (None for objects) of shape ``rows`` + the shape of a row of ``like``, with its dtype and device."""
     shape = (*((rows,) if isinstance(rows, int) else rows), *like.shape[1:])
     if isinstance(like, np.ndarray):
         return np.full(shape, None, object) if like.dtype == object else np.zeros(shape, like.dtype)
@@ -102,10 +102,7 @@ def clip_in_place(array: Array, low: float, high: float) -> Array:
 
 
 def host(array: Array) -> NDArray[Any]:
-    """``array`` as a NumPy array on the host. CPU tensors share their memory; others are copied.
-
-    All transfers from a device to the host use this function, directly or through `Experience.numpy`.
-    """
+    """``array`` as a NumPy array on the host. CPU tensors share their memory; others are copied."""
     if isinstance(array, np.ndarray):
         return array
     values: NDArray[Any] = array.detach().cpu().numpy()
@@ -156,7 +153,7 @@ class Constant:
 
 
 def not_finite(array: Array) -> Index:
-    """The rows with NaN or infinity. If there are none in a tensor, only one bool is sent to the host."""
+    """The indices of rows with NaN or infinity. If a tensor has none, only one bool is copied to the host."""
     if not isinstance(array, np.ndarray):
         if not array.is_floating_point() or bool(array.detach().sum().isfinite()):
             return np.zeros(0, np.int64)
@@ -197,7 +194,7 @@ def hashes_of(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
 
 
 def words_of(column: NDArray[Any]) -> NDArray[Any]:
-    """The bytes of each row of numbers, ``[rows, words]``, as words as large as fit."""
+    """View each row of numbers as unsigned integers ``[rows, words]``, as large as divide its bytes (8, 4 or 1)."""
     if not column.size:
         return np.zeros((len(column), 0), np.uint8)
     flat = np.ascontiguousarray(column).reshape(len(column), -1)
@@ -213,7 +210,10 @@ def are_alike(a: Array, b: Array) -> bool:
 
 
 def check_alike(given: Mapping[str, Array], held: Mapping[str, Array], what: str, where: str) -> None:
-    """Raise a DataError that begins with ``where``, unless columns have the names, dtypes and row shapes of others."""
+    """Raise a DataError unless the columns ``given`` have the names, dtypes and row shapes of those ``held``.
+
+    The message begins with ``where``; ``what`` is the kind of column.
+    """
     if others := sorted(given.keys() ^ held.keys()):
         raise DataError(f"{where}: only one of them has {what} {', '.join(f'`{name}`' for name in others)}.")
     for name, column in given.items():
@@ -240,7 +240,7 @@ class ActionCodes:
         found = leaves(action_space, col.ACTION)
         self._sizes = {name: math.prod(leaf_shape(leaf)) for name, leaf in found.items()}
         self._choices: dict[str, tuple[Constant, Constant]] = {}
-        """For each column of choices: which of its numbers, and which choice, a component of the vector stands for."""
+        """For each column of choices: the position and the value of the number that each one-hot component encodes."""
         self.names = list(found)
         """The names of the columns."""
         self.width = 0

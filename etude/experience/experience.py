@@ -36,13 +36,13 @@ class Segments:
     module_id: Ids
     """The module that acted; None for a single, unnamed module."""
     t_start: Index
-    """int64: the index in its episode of the segment's first row, including lookback."""
+    """int64: the step index in the episode of the segment's first row, lookback included."""
     lookback: Index
     """int64: the number of leading rows that are context only and never trained on."""
     terminated: Bools
-    """bool: the episode ended after the last step by the env's own rules, so the next value is 0."""
+    """bool: the episode ended after the last step by the env's own rules, so the value after it is 0."""
     truncated: Bools
-    """bool: the episode was stopped after the last step from outside (a time limit), so the next value counts."""
+    """bool: the episode was cut off after the last step, as by a time limit, so the value after it is bootstrapped."""
     has_final_obs: Bools
     """bool: the observation after the last step is known. If False, ``final_obs`` holds meaningless zeros."""
 
@@ -64,7 +64,11 @@ class Segments:
         truncated: ArrayLike = False,
         has_final_obs: ArrayLike = True,
     ) -> "Segments":
-        """Create the columns of ``num`` segments; a single value is used for all of them."""
+        """Create the columns of ``num`` segments. A single value or id is used for all of them.
+
+        Raises:
+            ValueError: ids are given one by one, but not ``num`` of them.
+        """
         return cls(
             episode_id=Ids.of(episode_id, num),
             agent_id=Ids.of(agent_id, num),
@@ -135,7 +139,7 @@ class Experience:
         segments: The facts about each segment.
         final_obs: For each observation column, ``[num_segments, ...]``: the observation after the last step.
 
-    Nothing is checked here, so that creating one is cheap; `validate` checks everything.
+    To be cheap, the constructor checks nothing; `validate` checks everything.
     """
 
     __slots__ = ("final_obs", "offsets", "segments", "steps")
@@ -152,7 +156,7 @@ class Experience:
         self.segments = segments
         self.final_obs = dict(final_obs)
 
-    # -- what it is ------------------------------------------------------------------------------------------
+    # -- size and summary ------------------------------------------------------------------------------------
 
     @property
     def num_steps(self) -> int:
@@ -198,7 +202,7 @@ class Experience:
             return np.zeros(0)
         return np.add.reduceat(np.where(self.trained(), rewards.astype(np.float64), 0.0), self.offsets[:-1])
 
-    # -- columns that follow from others ----------------------------------------------------------------------
+    # -- derived columns --------------------------------------------------------------------------------------
 
     def segment_of_step(self) -> Index:
         """int64 ``[num_steps]``: the index of each step's segment."""
@@ -251,14 +255,19 @@ class Experience:
         return Experience(self.steps, self.offsets, self.segments.replace(**columns), self.final_obs)
 
     def only(self, names: Collection[str]) -> "Experience":
-        """The same segments with these columns alone, in this order, and the final observations that belong to them."""
+        """The same segments with only these columns, in this order, and their final observations."""
         final_obs = {name: column for name, column in self.final_obs.items() if name in names}
         return Experience({name: self.steps[name] for name in names}, self.offsets, self.segments, final_obs)
 
-    # -- parts ------------------------------------------------------------------------------------------------
+    # -- selecting and cutting --------------------------------------------------------------------------------
 
     def __getitem__(self, which: int | slice) -> "Experience":
-        """One segment, or a slice of segments with step 1: a view."""
+        """One segment, or a slice of segments with step 1, as a view.
+
+        Raises:
+            IndexError: there is no such segment, or the slice has another step.
+            TypeError: ``which`` is neither an integer nor a slice.
+        """
         if isinstance(which, slice):
             start, stop, stride = which.indices(self.num_segments)
             if stride != 1:
@@ -314,7 +323,7 @@ class Experience:
         return self._taken(index, self.offsets[:-1][index], self.lengths[index], self.segments[index])
 
     def _taken(self, which: Index, starts: Index, lengths: Index, segments: Segments) -> "Experience":
-        """Copies of ``lengths`` rows from ``starts`` on, up to the ends of the segments ``which``."""
+        """Copy ``lengths[i]`` rows from row ``starts[i]`` on, for each i, up to the end of segment ``which[i]``."""
         rows = arrays.ranges(starts, lengths)
         return Experience(
             {name: arrays.take(column, rows) for name, column in self.steps.items()},
@@ -344,11 +353,14 @@ class Experience:
         yield from (self.select(order[a:b]) for a, b in itertools.pairwise(bounds))
 
     def cut(self, max_len: int, *, lookback: int = 0) -> "Experience":
-        """The same steps in segments of at most ``max_len``; without lookback, the columns are shared.
+        """Cut the segments into pieces of at most ``max_len`` steps. Without lookback, the columns are shared.
 
         Args:
-            max_len: The most steps of a segment, not counting ``lookback``.
-            lookback: The number of preceding steps that each further piece gets as context; these rows are copied.
+            max_len: The maximum number of steps in a piece, at least 1, not counting ``lookback``.
+            lookback: The number of preceding steps that each piece after the first gets as context.
+
+        Raises:
+            ValueError: an argument is out of range.
         """
         if max_len < 1 or lookback < 0:
             raise ValueError(f"max_len must be at least 1, not {max_len}, and lookback at least 0, not {lookback}.")
@@ -360,7 +372,11 @@ class Experience:
         return self.pieces(parent, start, stop, lookback)
 
     def split(self, at: int) -> tuple["Experience", "Experience"]:
-        """The first ``at`` steps, and the rest; a segment across the border is cut. Both are views."""
+        """Split into the first ``at`` steps and the rest, both as views. A segment across the border is cut.
+
+        Raises:
+            ValueError: ``at`` is not between 0 and `num_steps`.
+        """
         if not 0 <= at <= self.num_steps:
             raise ValueError(f"can't split {self.num_steps} steps at {at}.")
         parent = np.arange(self.num_segments)
@@ -403,7 +419,7 @@ class Experience:
             steps = {name: arrays.take(column, rows) for name, column in steps.items()}
         return Experience(steps, offsets_of(lengths), segments, final_obs)
 
-    # -- together ---------------------------------------------------------------------------------------------
+    # -- joining ----------------------------------------------------------------------------------------------
 
     @staticmethod
     def concat(parts: Sequence["Experience"]) -> "Experience":
@@ -413,7 +429,7 @@ class Experience:
             DataError: the parts have different columns, or columns of different dtypes or shapes.
         """
         if not parts:
-            raise DataError("can't concat an empty list: the columns come from the parts.")
+            raise DataError("can't concatenate an empty list of Experience: give at least one.")
         for i, part in enumerate(parts):
             where = f"can't concat part {i} with part 0"
             arrays.check_alike(part.steps, parts[0].steps, "column", where)
@@ -426,7 +442,7 @@ class Experience:
         )
 
     def join(self) -> "Experience":
-        """The same steps, with each segment joined to the one before if it directly continues it; undoes `cut`."""
+        """Join each segment to the one before if it directly continues that one; the inverse of `cut`."""
         if self.num_segments < 2:
             return self
         starts = np.flatnonzero(np.append(True, ~self.segments.continues(self.lengths)))
@@ -445,7 +461,7 @@ class Experience:
             self.steps, offsets, segments, {n: arrays.take(column, ends) for n, column in self.final_obs.items()}
         )
 
-    # -- to the learner -----------------------------------------------------------------------------------------
+    # -- minibatches and devices --------------------------------------------------------------------------------
 
     def minibatches(
         self,
@@ -456,16 +472,19 @@ class Experience:
         rng: np.random.Generator | None = None,
         names: Sequence[str] | None = None,
     ) -> Iterator[dict[str, Array]]:
-        """Batches of columns with ``size`` steps each; the last batch of an epoch may be smaller.
+        """Iterate over minibatches of ``size`` steps; the last one of an epoch may be smaller.
 
         Every step except lookback occurs once per epoch.
 
         Args:
-            size: Steps in a batch, at least 1.
+            size: Steps in a minibatch, at least 1.
             shuffle: Use a new random order in each epoch; otherwise keep the order.
             epochs: The number of passes over the steps.
-            rng: The random generator for the order; None creates a fresh one.
+            rng: The random generator for the order; None creates one with a random seed.
             names: The columns to include; None means all.
+
+        Raises:
+            ValueError: ``size`` or ``epochs`` is out of range.
         """
         if size < 1 or epochs < 0:
             raise ValueError(f"size must be at least 1, not {size}, and epochs at least 0, not {epochs}.")
@@ -479,7 +498,7 @@ class Experience:
                 yield {name: arrays.take(column, index) for name, column in columns.items()}
 
     def to(self, device: "torch.device | str") -> "Experience":
-        """The same Experience with its columns as torch tensors on ``device``. All data goes from NumPy to torch here.
+        """The same Experience with its columns as torch tensors on ``device``.
 
         On the CPU, tensors share the arrays' memory. Offsets and segments stay in NumPy on the host.
         Columns of strings can't be tensors and are dropped.
@@ -507,7 +526,7 @@ class Experience:
         )
         return Experience(steps, self.offsets, self.segments, final_obs)
 
-    # -- at rest and in order -----------------------------------------------------------------------------------
+    # -- tables and checks --------------------------------------------------------------------------------------
 
     def to_table(self) -> "pa.Table":
         """An Arrow table with one row per step, as in recordings; see `etude.experience.table`."""
@@ -520,10 +539,10 @@ class Experience:
     def from_table(table: "pa.Table") -> "Experience":
         """The exact inverse of `to_table`.
 
-        Where a filter removed rows, segments are cut; a piece whose end is missing has no ``final_obs``.
+        Segments are cut where a filter removed rows; a piece whose end is missing has no ``final_obs``.
 
         Raises:
-            DataError: a key column is missing, or a column has a type that `to_table` never makes.
+            DataError: a key column is missing, or a column has a type that `to_table` never writes.
         """
         from etude.experience.table import from_table
 
@@ -601,7 +620,7 @@ def _check_segments(exp: Experience) -> None:
 
 
 def impossible_times(exp: Experience) -> Index:
-    """The segments whose steps are below 0, or too large to be counted by int64."""
+    """The indices of segments with a ``t`` below 0 or above the maximum of int64."""
     start = exp.segments.t_start
     return np.flatnonzero((start < 0) | (start > np.iinfo(np.int64).max - exp.lengths))
 

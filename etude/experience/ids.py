@@ -44,7 +44,7 @@ class Ids:
 
     @classmethod
     def concat(cls, parts: Sequence["Ids"]) -> "Ids":
-        """The names of all ``parts``, in order, as a copy whose table has no more than ``n`` names."""
+        """The names of all ``parts``, in order, as a copy, whose table is not longer than the column."""
         codes = [codes for _, codes in (part._held for part in parts) if codes is not None]
         names = parts[0]._held[0]
         is_short = len(codes) == len(parts) and len(names) <= sum(map(len, codes))
@@ -59,7 +59,7 @@ class Ids:
 
     @property
     def names(self) -> NDArray[np.object_]:
-        """object: the table of different names, which may include None."""
+        """object ``[k]``: the table of different names, which may include None."""
         return self._coded()[0]
 
     def _coded(self) -> tuple[NDArray[np.object_], Index]:
@@ -73,13 +73,13 @@ class Ids:
         return names, codes
 
     def mapped(self, function: Callable[[Any], Any], dtype: Any) -> NDArray[Any]:
-        """``[n]`` of ``dtype``: a function applied to each name; it is called once for each name of the table."""
+        """Apply a function to each name: ``[n]`` of ``dtype``. It is called once for each name in the table."""
         names, codes = self._held
         values = np.fromiter(map(function, names.tolist()), dtype, len(names))
         return values if codes is None else values[codes]
 
     def tolist(self) -> list[Any]:
-        """All names. This is faster than through an array: a replay calls it for each step that is added."""
+        """All names. This is faster than through an array, and a replay calls it for each step that is added."""
         names, codes = self._held
         listed: list[Any] = (names if codes is None else names[codes]).tolist()
         return listed

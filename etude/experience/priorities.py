@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priorities: how often each step of a replay is drawn, and its weight in the loss."""
+"""Prioritized sampling from a replay buffer: priorities, importance weights and the sum tree."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from etude.errors import CheckpointError, DataError
 from etude.experience.arrays import Index
-from etude.settings import FloatAbove0, FloatFrom0, Fraction, settings
+from etude.settings import FloatAbove0, FloatFrom0, UnitInterval, settings
 
 _LEAST, _MOST = 1e-30, 1e30  # weights and sums of many weights within float32's range
 _FAN = 32  # children of a node; matrix products of this size cost little more than the call itself
@@ -19,17 +19,18 @@ _PREFIX = np.triu(np.ones((_FAN, _FAN)))  # sums @ _PREFIX are running sums
 
 @settings
 class Priorities:
-    """Draws steps in proportion to their priorities (Schaul et al. 2016, "Prioritized Experience Replay").
+    """Settings of prioritized sampling (Schaul et al. 2016, "Prioritized Experience Replay").
 
-    Step i has the probability ``p_i ** alpha / sum_k p_k ** alpha``. A new step has the greatest priority so far.
+    Step i is sampled with the probability ``p_i ** alpha / sum_k p_k ** alpha``. A new step has the greatest priority
+    so far.
     """
 
     alpha: FloatFrom0 = 0.6
-    """Exponent of the priorities, at least 0; 0 draws uniformly. The default is the paper's for this variant."""
-    beta: Fraction = 0.4
+    """Exponent of the priorities, at least 0; 0 samples uniformly. Default: the paper's for proportional priorities."""
+    beta: UnitInterval = 0.4
     """Exponent of the importance weights at the start, 0 to 1. To anneal it, set `Replay.beta` at any time."""
     epsilon: FloatAbove0 = 1e-6
-    """Added to each given priority, above 0, so that every step can be drawn again."""
+    """Added to each given priority, above 0, so that a step of priority 0 can still be sampled."""
 
 
 class Prioritized:
@@ -42,18 +43,22 @@ class Prioritized:
         self._greatest = 1.0
 
     def add(self, start: int, num: int) -> None:
-        """Give added steps the greatest weight so far: ``num`` rows from ``start`` on, and on from row 0 at the end."""
+        """Give ``num`` rows from ``start`` on the greatest weight so far. After the last row comes row 0."""
         self.tree.put(np.arange(start, start + num) % self.tree.size, self._greatest)
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Index, NDArray[np.float32]]:
-        """Draw rows, one from each of ``num`` equal shares of the sum; return them with their weights in a loss."""
+        """Sample a row from each of ``num`` equal shares of the total weight.
+
+        Returns:
+            The rows, int64 ``[num]``, and their importance weights, float32 ``[num]``, divided by their maximum.
+        """
         rows = self.tree.find((np.arange(num) + rng.random(num)) * (self.tree.total / num))
         weights = self.tree.weights.take(rows).astype(np.float64)
         # (N * weight / total) ** -beta divided by its maximum, which belongs to the least weight: N and total cancel
         return rows, ((weights / weights.min(initial=_MOST)) ** -self.beta).astype(np.float32)
 
     def update(self, rows: Index, priority: NDArray[np.float64]) -> None:
-        """Set the priorities of rows."""
+        """Set the priorities of rows, finite and at least 0."""
         with np.errstate(over="ignore"):
             weights = ((priority + self.epsilon) ** self.alpha).clip(_LEAST, _MOST)
         self.tree.put(rows, weights)
@@ -65,10 +70,10 @@ class Prioritized:
         return {"weights": weights, "greatest": self._greatest, "alpha": self.alpha, "beta": self.beta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; one of another alpha gives the weights that the same priorities have with this one.
+        """Restore a `state_dict`. Weights that were saved with another alpha are converted to this one.
 
         Raises:
-            CheckpointError: its alpha is 0, and this one is not.
+            CheckpointError: the state was saved with an alpha of 0, and this alpha is not 0.
         """
         weights, greatest = state["weights"], float(state["greatest"])
         saved = float(state.get("alpha", self.alpha))  # older states lack it
@@ -150,7 +155,7 @@ class SumTree:
             self.rebuild() if self._num_stale > self.size >> 2 else self._refresh()
 
     def rebuild(self) -> None:
-        """Compute all sums anew from the weights; they are bit for bit those that updates give."""
+        """Recompute all sums from the weights. They are bit for bit the sums that updates give."""
         for below, sums in zip(self._levels[:-1], self._sums, strict=True):
             np.add.reduce(below.reshape(-1, _FAN), axis=1, dtype=np.float64, out=sums)
         self._stale, self._num_stale = [], 0
@@ -181,7 +186,7 @@ class SumTree:
         return node
 
     def _refresh(self) -> None:
-        """Update the sums over changed weights; each is summed anew, so that rounding errors don't accumulate."""
+        """Recompute the sums over changed weights, in full, so that rounding errors don't accumulate."""
         if not self._stale:
             return
         index = self._stale[0] if len(self._stale) == 1 else np.concatenate(self._stale)

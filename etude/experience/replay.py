@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: a buffer of the latest steps, from which batches of steps or segments are drawn."""
+"""Replay: a buffer of the latest steps, from which batches of steps or segments are sampled."""
 
 import os
 from collections.abc import Mapping
@@ -19,24 +19,24 @@ from etude.experience.trajectories import TrajectoryStore
 
 
 class Replay:
-    """The last ``capacity`` steps of any number of agents, envs and episodes.
+    """A replay buffer: the last ``capacity`` steps of any number of agents, envs and episodes.
 
     Steps are added as Experience, in pieces of any length; the pieces of an episode are joined again. When the buffer
-    is full, new steps replace the oldest ones. Only raw columns are stored: the steps after a step are looked up when
-    it is drawn, and ``final_obs`` is stored once per episode.
+    is full, new steps replace the oldest ones. Next observations are not stored, but looked up when a step is sampled;
+    ``final_obs`` is stored once per episode.
 
     A step is not stored if its episode did not terminate and the observation after it is unknown, since there is no
     value to bootstrap from. Its observation becomes the final observation of the steps before it.
 
     Args:
-        capacity: The most steps to store, at least 1. The first `add` allocates the columns for all of them; there are
-            12 more bytes per step (16.3 with priorities).
-        n_step: The most rewards that `sample` sums, at least 1.
+        capacity: The maximum number of steps, at least 1. The first `add` allocates the columns for all of them, with
+            16 more bytes per step (20.3 with priorities).
+        n_step: The maximum number of rewards that `sample` sums, at least 1.
         gamma: The discount factor, 0 to 1.
-        priorities: How to draw by priorities; None draws uniformly.
-        path: A folder for the columns, as memory-mapped raw files; None stores them in memory. The files are working
-            memory only: a new Replay replaces them, and they can't be used without `state_dict`.
-        seed: The seed for drawing; None is a random one.
+        priorities: Settings of prioritized sampling; None samples uniformly.
+        path: A folder for the columns, as memory-mapped raw files; None stores them in memory. The files are scratch
+            space, which a new Replay overwrites. To save the contents, use `state_dict`.
+        seed: The seed for sampling; None is a random one.
 
     Raises:
         SettingsError: a setting is out of range.
@@ -94,7 +94,7 @@ class Replay:
         return self._stored.num_added
 
     def can_sample(self, batch_size: int) -> bool:
-        """Whether there are at least ``batch_size`` steps to draw from."""
+        """Whether at least ``batch_size`` steps are stored."""
         return self.num_steps >= batch_size
 
     # -- adding -------------------------------------------------------------------------------------------------
@@ -130,10 +130,10 @@ class Replay:
         if self._prioritized is not None:
             self._prioritized.add(*added)
 
-    # -- drawing steps ------------------------------------------------------------------------------------------
+    # -- sampling steps -----------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> Columns:
-        """Draw steps with replacement: uniformly, or by priorities with one step from each equal share of their sum.
+        """Sample steps with replacement: uniformly, or by priority, with one step from each equal share of their sum.
 
         The rewards of up to ``n_step`` steps are summed, until the episode ends or no further step is stored. The
         observation after them is the next one, or the final one if the episode ended or has not continued yet.
@@ -149,7 +149,7 @@ class Replay:
             - ``weight``, with priorities: float32, ``(num * probability) ** -beta`` divided by the batch's maximum.
 
         Raises:
-            DataError: no step can be drawn.
+            DataError: no steps are stored.
         """
         self._check_steps()
         stored, weight = self._stored, None
@@ -175,7 +175,7 @@ class Replay:
             )
 
     def _any_steps(self, num: int) -> Index:
-        """Indices of stored steps, uniform up to a share of 2 ** -53; ``rng.integers`` takes four times as long."""
+        """Indices of stored steps, uniform to within 2 ** -53; ``rng.integers`` would take four times as long."""
         drawn: Index = (self._rng.random(num) * self.num_steps).astype(np.int64)
         return drawn + (self.num_added - self.num_steps)
 
@@ -204,7 +204,7 @@ class Replay:
         batch[col.TERMINATED], batch[col.DISCOUNT] = terminated, discount
 
     def places(self, index: Index) -> Segments:
-        """Where stored steps are in their episodes, as segments ``[num]`` of one step each that has not ended.
+        """The ids and times of stored steps, as ``num`` segments of one step that neither terminated nor truncated.
 
         Args:
             index: int64 ``[num]``, as just returned by `sample`.
@@ -212,7 +212,7 @@ class Replay:
         return self._stored.places(index % self.capacity)
 
     def steps_ahead(self, index: Index) -> Index:
-        """The number of rewards, int64 ``[num]``, that `sample` sums for stored steps, given as for `places`."""
+        """The number of rewards that `sample` sums for each of some stored steps, int64 ``[num]``; see `places`."""
         walk, _ = self._stored.walk(index % self.capacity, self.n_step)
         steps: Index = np.sum(walk != self.capacity, axis=0)
         return steps
@@ -234,23 +234,24 @@ class Replay:
         stored = which >= self.num_added - self.num_steps
         prioritized.update(which[stored] % self.capacity, given[stored])
 
-    # -- drawing segments ---------------------------------------------------------------------------------------
+    # -- sampling segments --------------------------------------------------------------------------------------
 
     def sample_sequences(self, num: int, length: int, lookback: int = 0) -> Experience:
-        """Draw segments of ``length`` steps.
+        """Sample segments of ``length`` steps.
 
-        A step is drawn uniformly from all steps, and so is its place in the segment: the first and last steps of an
-        episode occur about half as often as others, but not less. Segments are shorter at an episode's start and end,
-        and at gaps in the stored steps. They contain the columns as they were added; the first row of ``state_in/...``
-        in a segment is the recurrent state to start from.
+        Each segment is placed around a step sampled uniformly from all stored ones; the position of that step in the
+        segment is uniform, too. The first and last steps of an episode therefore occur about half as often as others.
+        Segments are shorter at an episode's start and end, and at gaps in the stored steps. They contain the columns as
+        they were added; the first row of ``state_in/...`` in a segment is its initial recurrent state.
 
         Args:
             num: The number of segments.
-            length: The most steps of a segment, at least 1.
+            length: The maximum number of steps in a segment, at least 1.
             lookback: The number of steps before these to include as context, as far as they are stored.
 
         Raises:
             DataError: no steps are stored.
+            ValueError: ``length`` is less than 1.
         """
         if length < 1:
             raise ValueError(f"a sequence needs a length of at least 1, not {length}.")
@@ -265,23 +266,23 @@ class Replay:
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The stored steps and all state that drawing depends on: copies of arrays, and plain data."""
+        """The stored steps and all state that sampling depends on: copies of arrays, and plain data."""
         state: dict[str, Any] = {"storage": self._stored.state_dict(), "rng": self._rng.bit_generator.state}
         if self._prioritized is not None:
             state["priorities"] = self._prioritized.state_dict(self.num_steps)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`: the next draws are bit for bit the same. The arrays are copied.
+        """Restore a `state_dict`: the next samples are bit for bit the same. The arrays are copied.
 
         Raises:
-            CheckpointError: the state has another capacity, its columns are broken, only one of the two has
-                priorities, or it has none with an alpha other than 0.
+            CheckpointError: the state has another capacity, its arrays are inconsistent, only one of the two has
+                priorities, or the state was saved with a priority alpha of 0 and this replay has another.
         """
         if ("priorities" in state) != (self._prioritized is not None):
-            there, here = ("", "out") if "priorities" in state else ("out", "")
+            there, here = ("with", "without") if "priorities" in state else ("without", "with")
             raise CheckpointError(
-                f"the replay was saved with{there} priorities, but this one is with{here}: make it the same way."
+                f"the replay was saved {there} priorities, but this one is {here} priorities: make it the same way."
             )
         self._stored.load_state_dict(state["storage"])
         self._rng.bit_generator.state = state["rng"]
@@ -290,9 +291,9 @@ class Replay:
 
 
 def without_blind(exp: Experience) -> Experience:
-    """The Experience without last steps of segments whose next observation is needed, but unknown.
+    """Remove the last step of each segment that did not terminate and whose final observation is unknown.
 
-    The observation in such a step becomes the final observation of its segment.
+    The observation of that step becomes the final observation of the segment.
     """
     which = ~(exp.segments.has_final_obs | exp.segments.terminated)
     if not which.any():

@@ -93,7 +93,14 @@ class NStepSums(NamedTuple):
 
 
 def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStepSums:
-    """Discounted sums of the next n rewards within segments (Sutton & Barto 2018, 7.1, without the bootstrap term)."""
+    """Discounted sums of the next n rewards within segments (Sutton & Barto 2018, 7.1, without the bootstrap term).
+
+    Args:
+        reward: ``[num_steps]``.
+        offsets: int64 ``[num_segments + 1]``.
+        n: The number of rewards, at least 1.
+        gamma: Discount factor, 0 to 1.
+    """
     num_steps = len(reward)
     rows = np.arange(num_steps)
     ends = np.repeat(offsets[1:], np.diff(offsets))

@@ -3,11 +3,13 @@
 
 Key columns: ``episode_id``, ``agent_id``, ``module_id`` (dictionary-encoded strings), ``segment`` (int64, the same for
 all rows of a segment) and ``t`` (int64). ``terminated`` and ``truncated`` are True only on a segment's last row.
-``final_obs`` is null except on the last row, and also there if it is unknown. If there is context, ``lookback`` (bool)
-is True on its rows; recordings have none. A step column of shape ``[n, ...]`` is a flattened fixed-size list with its
-shape in the field's metadata; images (uint8 with two or more axes) are fixed-size binary, which is faster and smaller.
-``final_obs`` of shape ``[n, ...]`` is a list of no fixed size, as PyArrow before 26 can't read a Parquet file in which
-fixed-size lists are null (https://github.com/apache/arrow/issues/35692).
+``final_obs`` is null except on the last row of a segment whose final observation is known. If there is context,
+``lookback`` (bool) is True on its rows; recordings have none.
+
+A step column of shape ``[n, ...]`` is a flattened fixed-size list with its shape in the field's metadata; images (uint8
+with two or more axes) are fixed-size binary, which is faster and smaller. ``final_obs`` of shape ``[n, ...]`` is a list
+of variable size, because PyArrow before 26 can't read Parquet files with fixed-size lists that are null
+(https://github.com/apache/arrow/issues/35692).
 """
 
 import json
@@ -188,7 +190,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
 
 
 def shape_of(field: pa.Field) -> list[int] | None:
-    """The shape of a row that a stored field says; None if it says none, or none that there can be."""
+    """The shape of a row according to a field's metadata; None if it is missing or invalid."""
     try:
         shape = json.loads((field.metadata or {}).get(SHAPE_KEY, b"null"))
     except (ValueError, RecursionError):
@@ -223,7 +225,7 @@ def _valid(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _ids(table: pa.Table, name: str) -> Ids:
-    """A string column as Ids, with codes of Arrow's dtype."""
+    """A string column as Ids, whose codes have Arrow's integer dtype."""
     column = table[name] if name in table.column_names else None
     if column is None or column.null_count == len(column):
         return Ids.of(None, table.num_rows)

@@ -41,7 +41,7 @@ _TABLE: dict[str, Any] = {
 
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux says how much memory a container may use."""
+"""The files in which Linux states how much memory a container may use."""
 
 
 def _memory() -> int | None:
@@ -57,7 +57,7 @@ def _memory() -> int | None:
 
 
 def _check_room(sizes: Mapping[str, int], rows: int) -> None:
-    """Raise a SettingsError if columns of these sizes (in bytes) exceed the memory; warn if they do with a copy."""
+    """Raise a SettingsError if columns of these sizes (in bytes) exceed the memory; warn if two copies of them do."""
     memory = _memory()
     if memory is None:
         return
@@ -78,7 +78,7 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
 
 
 def _with_floats_of(exp: Experience, columns: Columns, final_obs: Columns) -> Experience:
-    """Experience with numbers of the precision in which others are stored: a recording's, and then an env's."""
+    """Convert float columns to the stored dtypes, which may differ, as those of a recording and an env do."""
 
     def cast(own: Columns, held: Columns) -> Columns:
         floats = [n for n, v in own.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f" and n in held]
@@ -94,7 +94,7 @@ class TrajectoryStore:
     The extra row ``capacity``, all zeros, belongs to no step; it follows the last step of each trajectory.
 
     Args:
-        capacity: The most steps to store.
+        capacity: The maximum number of steps.
         path: A folder for the columns, as memory-mapped raw files; None stores them in memory.
     """
 
@@ -258,7 +258,12 @@ class TrajectoryStore:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def walk(self, rows: Index, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The rows of the steps from ``rows`` on, ``[length, num]``, ``capacity`` after the last; and the next rows."""
+        """Follow trajectories forwards for ``length`` steps, beginning with ``rows``.
+
+        Returns:
+            The rows of the steps, ``[length, num]``, and the rows after them, ``[num]``. After the last step of a
+            trajectory, rows are ``capacity``.
+        """
         walk = np.empty((length, len(rows)), self.after.dtype)
         walk[0] = rows
         for i in range(1, length):
@@ -266,7 +271,11 @@ class TrajectoryStore:
         return walk, self.after.take(walk[-1])
 
     def walk_back(self, rows: Index, steps: Index) -> tuple[Index, Index]:
-        """The rows ``steps`` before ``rows``, or as far back as steps are stored; and how far that is."""
+        """Follow trajectories backwards from ``rows`` by ``steps``, or as far as steps are stored.
+
+        Returns:
+            The rows reached, and the number of steps gone back, ``[num]`` each.
+        """
         own = self.trajectory.take(rows)
         oldest = self.table["t_next"].take(own) - self.table["count"].take(own)
         gone = np.minimum(steps, self.t.take(rows) - oldest)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch: the data that a loss gets, as columns by name that are gathered only when used; and minibatches of Experience:
-of rows, or of whole sequences for recurrent modules; for one learner or for a team."""
+"""Batch: the input of a loss, columns by name that are gathered only when used. Also minibatches of Experience, which
+are rows or, for recurrent modules, whole sequences, for one learner or a team."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -314,8 +314,8 @@ class Sequences(NamedTuple):
         """The steps of ``exp`` in sequences of at most ``max_len``, from the first step of each segment.
 
         Lookback is used only for burn-in, as the state at the first step after it was recorded. If connectors need
-        ``context`` earlier steps, the first of a segment that continues an episode are left out there, too: what
-        connectors made of them is not what the module saw.
+        ``context`` earlier steps, the first ``context`` steps of a segment that continues an episode are not used for
+        burn-in either: what the connectors return for them is not what the module saw.
         """
         begin = exp.offsets[:-1] + exp.segments.lookback
         total = exp.offsets[1:] - begin

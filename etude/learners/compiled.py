@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value
 from etude.errors import EtudeError, SettingsError
 from etude.learners.batch import Batch
 from etude.learners.loss import Figures, Loss
-from etude.learners.optim import Adam, Optimizers, Sides, scale_to
+from etude.learners.optim import Adam, LossGroups, Optimizers, scale_to
 from etude.modules import Module
 
 _NEW_PARTS = "the loss has parts that it did not have in the first batch"
@@ -30,7 +30,7 @@ class _LossModule(nn.Module):
     def __init__(self, module: Module, loss: LossFn, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
         self.module, self.loss, self.autocast = module, loss, autocast
-        self.sides: Sides | None = None
+        self.sides: LossGroups | None = None
         """The sides of the loss that are treated in different ways, once they are known."""
 
     def forward(self, columns: dict[str, torch.Tensor], side: str | None) -> tuple[torch.Tensor, tuple[Figures, ...]]:
@@ -122,7 +122,7 @@ class CompiledStep:
     def _columns_used(self, batch: Batch) -> list[str]:
         """The columns that the loss uses; also finds which parameters its sides reach."""
         wants_sides = self._optim.needs_sides and self._optim.sides is None
-        # The step itself draws its random numbers anew, so that a run that begins here goes on like one that does not.
+        # This call must use no random numbers: a resumed run, which repeats it, would differ from one never stopped.
         drawn_on = [self._device] if self._device.type == "cuda" else []
         with torch.set_grad_enabled(wants_sides), torch.random.fork_rng(drawn_on):
             loss = self._loss(self._module, batch)
@@ -144,10 +144,10 @@ class CompiledStep:
         return found
 
     def _masks_of_sides(self) -> list[torch.Tensor]:
-        """For each side of the loss but the first, 1 where its gradient lies in the flat gradient; [] if they are
-        separate."""
+        """For each side of the loss but the first, a mask: 1 where its gradient is in the flat gradient, otherwise 0;
+        [] if they are separate."""
         sides = self._optim.sides
-        if sides is None or not sides.limited or sides.backs_apart:
+        if sides is None or not sides.limited or sides.separate_backward:
             return []
         masks = []
         for name in sides.names[1:]:
@@ -170,7 +170,7 @@ class CompiledStep:
         self, columns: dict[str, torch.Tensor], rates: list[torch.Tensor]
     ) -> tuple[Figures, Figures, Figures, torch.Tensor]:
         flats, sides = [group.flat.data for group in self._groups], self._optim.sides
-        passes = sides.names if sides is not None and sides.backs_apart else [None]
+        passes = sides.names if sides is not None and sides.separate_backward else [None]
         found = [grad_and_value(self._loss_of, has_aux=True)(flats, columns, side) for side in passes]
         grads = [[grads[i] for grads, _ in found] for i in range(len(flats))]
         losses, figures, kept, resting, totals = found[0][1][1]
@@ -246,9 +246,9 @@ _KINDS_OF_GUARDS = frozenset(
 )
 """Torch's names of checks of values, types and attributes, not of layers, hooks and whole modules."""
 _NOT_KEPT = ("['__import_torch", "['__import_etude_dot", "['__builtins", "_hooks", "._parameters", "___unnamed_scope")
-"""Parts of the names of what does not change."""
+"""Parts of the guard names of what does not change."""
 _READ_ANEW = "___from_numpy"
-"""In names of NumPy's values, which are inputs of the graph."""
+"""Part of the guard names of NumPy values, which are inputs of the graph."""
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -268,7 +268,7 @@ def _of_what_is_kept(guards: Sequence[Any]) -> list[bool]:
     kept = []
     for guard in guards:
         name = guard.name
-        is_of_loss = "self._lossed.loss" in name  # also a class's attribute, which one of the object may hide later
+        is_of_loss = "self._lossed.loss" in name  # class attributes, too, as one of the object may hide them later
         is_ours = ("self._lossed" in name or "G[" in name) and not any(part in name for part in _NOT_KEPT)
         kept.append(_READ_ANEW not in name and (is_of_loss or (is_ours and guard.guard_type in _KINDS_OF_GUARDS)))
     return kept

@@ -32,7 +32,7 @@ class Team:
         group: The process group; None: the default group, which must have been set up.
 
     Raises:
-        TeamLost: from each method: another process is gone, or did not come within the group's timeout.
+        TeamLost: from each method, if another process is gone or does not join the call within the group's timeout.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -79,7 +79,7 @@ def _errors_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # the only type that the backends raise
-        raise TeamLost(f"a learner waited for the others in vain: {str(error).strip().splitlines()[0]}") from error
+        raise TeamLost(f"a learner could not reach the others: {str(error).strip().splitlines()[0]}") from error
 
 
 def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]]:
@@ -112,9 +112,9 @@ def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]
 class TeamGradients:
     """Gradients of a learner in a team: their mean, weighted by rows, is the gradient of one learner with all rows.
 
-    The gradients of all optimizers, and a few numbers, are summed in one call. They lie in one block of memory, so that
-    nothing is copied for it. The loss of each batch is multiplied by its weight, and the sums are divided by the sum of
-    the weights.
+    The gradients of all optimizers, and a few numbers, are summed in one call. They are in one block of memory, so that
+    nothing is copied for this. The loss of each batch is multiplied by its weight, and the sums are divided by the sum
+    of the weights.
 
     Args:
         team: The learners.
@@ -196,7 +196,7 @@ class BatchResult(NamedTuple):
     losses: Figures
     """Parts of the loss; {} without rows."""
     metrics: Figures
-    """Logged figures; without rows, none of the loss."""
+    """Logged figures; without rows, none from the loss."""
 
 
 def move_to_host(results: Sequence[BatchResult]) -> None:

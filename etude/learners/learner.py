@@ -137,8 +137,8 @@ class ModuleLearner:
         optimizer: Settings of Adam, of clipping and of accumulation. ``actor_lr`` and ``critic_lr`` apply if there is a
             single optimizer; give named ones their rates in ``lr``. Default: gradients are not clipped.
         compute: Device, threads, precision, and whether steps are compiled. The module must be on the device already.
-            Compiled are the loss, the gradient, clipping and Adam together, if batches all have one size: several
-            seconds at the first step, then faster. Not for recurrent modules.
+            With `compile`, the loss, the gradient, clipping and Adam are compiled together, for batches of one size:
+            the first step takes several seconds, later ones are faster. Not for recurrent modules.
         seed: Seed of the order of minibatches, and of what the loss draws from torch's generator.
         on_gradients: Called with the module before its gradients are clipped and applied: ``parameter.grad`` may be
             read and changed in place.
@@ -223,7 +223,7 @@ class ModuleLearner:
 
     @property
     def team(self) -> Team | None:
-        """The learners, each in its own process, that make each step together with this one; None: it is alone.
+        """The learners, each in its own process, that make each step together with this one; None: there are no others.
 
         All learners of a team have the same module, with equal weights and settings. Each is given its share of the
         experience, or of each batch, perhaps none, and all are asked for the same updates in the same order. Each step
@@ -307,7 +307,7 @@ class ModuleLearner:
     # -- updates ------------------------------------------------------------------------------------------------
 
     def update(self, exp: Experience, *, shuffle: bool = True, **how: Any) -> Update:
-        """Update from Experience, in minibatches of its steps without lookback, each step once an epoch.
+        """Update from Experience, in minibatches of its steps without lookback, each step once per epoch.
 
         Args:
             exp: The experience.
@@ -318,8 +318,8 @@ class ModuleLearner:
                 sequence, in steps, to which segments are cut; gradients flow no further back; 32 by default),
                 ``burn_in`` (steps before each sequence, of the same segment, lookback included, that the module first
                 processes without gradients; 0 by default), ``context`` (the steps that connectors look back, see
-                `Sequences.cut`; 0 by default) and ``sequence_start`` (whether it begins with the
-                ``"stored"`` state, as by default, or with ``"zeros"``, the initial one).
+                `Sequences.cut`; 0 by default) and ``sequence_start`` (whether it begins with the ``"stored"`` state, as
+                by default, or with ``"zeros"``, the initial one).
 
         Returns:
             Means over the gradient steps.
@@ -468,8 +468,8 @@ class ModuleLearner:
         rows.
 
         Raises:
-            EtudeError: later parts reach more, but gradients that lie in memory as before were added up, or other
-                learners can't know of it.
+            EtudeError: a later batch has parts that reach more parameters, but the gradients of a step are already
+                being accumulated, or there is a team, whose other learners can't know of it.
         """
         optim, sides = self._optim, self._optim.sides
         reached = None if loss is None else optim.reached_by(loss)
@@ -512,7 +512,7 @@ class ModuleLearner:
         self.updates += 1
         self.steps_trained += rows
         sides = self._optim.sides
-        are_apart = sides is not None and sides.backs_apart
+        are_apart = sides is not None and sides.separate_backward
         if self.on_gradients is not None and not are_apart:
             with torch.no_grad():
                 self.on_gradients(self.module)
@@ -536,10 +536,10 @@ class ModuleLearner:
         self._note(results)
 
     def _note(self, results: list[BatchResult]) -> None:
-        """Note the results of a step. Those of a GPU become numbers at the end of the update, together."""
+        """Store the results of a step. Tensors on a GPU are converted to numbers together, at the end of the update."""
         if self.device.type == "cpu":
-            # Small tensors that stay keep the memory allocator from using what lies between them again: steps with
-            # large intermediate tensors would take new memory each time.
+            # Small tensors that stay alive fragment memory, so each step with large intermediate tensors would allocate
+            # new memory.
             move_to_host(results)
         self._made += results
 
@@ -657,11 +657,11 @@ class ModuleLearner:
 
 
 class Learner:
-    """The learners of one or many modules, which share nothing and are independent, and which of them learn.
+    """The independent learners of one or many modules, and the choice of which modules are trained.
 
     Args:
         modules: The learner of each module, by module id; may be changed.
-        modules_to_train: The modules that are trained; None: all. A function is called at every update.
+        modules_to_train: The modules that are trained; None: all. A function is called by `chosen`.
     """
 
     def __init__(
@@ -670,7 +670,7 @@ class Learner:
         self.modules = dict(modules or {})
         self.modules_to_train = modules_to_train
         self.env_steps = 0
-        """What was last given to `set_env_steps`."""
+        """The last value given to `set_env_steps`."""
         self.updates_of_removed = 0
         """Gradient steps of modules that are no longer there."""
 
@@ -685,12 +685,12 @@ class Learner:
             EtudeError: there are several, or none.
         """
         if len(self.modules) != 1:
-            raise EtudeError(f"there are the modules {sorted(self.modules)}: say which, as learner.modules[name].")
+            raise EtudeError(f"there are the modules {sorted(self.modules)}: choose one with learner.modules[name].")
         return next(iter(self.modules.values()))
 
     @property
     def updates(self) -> int:
-        """Gradient steps of all modules so far."""
+        """Total gradient steps of all modules so far, removed ones included."""
         return self.updates_of_removed + sum(learner.updates for learner in self.modules.values())
 
     # -- updates ------------------------------------------------------------------------------------------------
@@ -729,8 +729,8 @@ class Learner:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
-    """Context in which torch draws from ``seed``, on the CPU and on ``device``; the random state is restored
-    afterwards."""
+    """Context in which torch's random numbers depend only on ``seed``, on the CPU and on ``device``; the random state
+    is restored afterwards."""
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)

@@ -16,8 +16,8 @@ Figures: TypeAlias = dict[str, Any]
 """Scalars by name: tensors or numbers."""
 
 APART = ("value", "critic")
-"""Parts of a loss whose gradients are limited by themselves, and whose parameters can have a learning rate of their
-own; all other parts together are the policy's."""
+"""Parts of a loss whose gradients are clipped separately, and whose parameters can have a separate learning rate. All
+other parts together are the policy's."""
 
 
 _HAS_GRADIENT = attrgetter("requires_grad")
@@ -27,7 +27,7 @@ class Loss:
     """The parts of a loss by name; their sum is what is minimised, and each is logged.
 
     Squared errors of values can be thousands of times as large as the loss of a policy. So the gradient of a part
-    called ``value`` or ``critic`` is limited by itself (see the setting `grad_clip`).
+    called ``value`` or ``critic`` is clipped separately (see the setting `grad_clip`).
 
     Each part is a mean over the rows of the batch: if several learners share a step, their losses are averaged in
     proportion to their rows (see `ModuleLearner.team`).
@@ -55,7 +55,11 @@ class Loss:
         return short(self, *self.parts)
 
     def log(self, **figures: torch.Tensor | float) -> "Loss":
-        """Add numbers and scalar tensors that are logged with the parts and do not affect the gradient."""
+        """Add numbers and scalar tensors that are logged with the parts and do not affect the gradient.
+
+        Raises:
+            ModuleError: a figure is not a single number.
+        """
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
         for name, figure in figures.items():
             try:
@@ -73,7 +77,8 @@ class Loss:
         return self
 
     def keep(self, **rows: torch.Tensor) -> "Loss":
-        """Keep tensors ``[B, ...]``, one result per row, for the maker of the batch (`ModuleLearner.kept`)."""
+        """Keep tensors ``[B, ...]``, one result per row, without gradients, for the caller of the update
+        (`ModuleLearner.kept`)."""
         self.kept.update({name: row.detach() for name, row in rows.items()})
         return self
 
@@ -104,7 +109,7 @@ class Loss:
 
 
 def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:
-    """Scalars as Python numbers, with at most one wait for a device."""
+    """Scalars as Python numbers, with at most one synchronisation with a device."""
     found: list[Any] = list(scalars)
     elsewhere = []
     for i, scalar in enumerate(scalars):
@@ -130,7 +135,7 @@ def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:
         mean: What the mean should be taken over, for messages.
 
     Raises:
-        ModuleError: it is neither, a part is not a scalar tensor, or a logged figure is not a single number.
+        ModuleError: it is neither, or a part is not a scalar tensor.
     """
     if isinstance(made, torch.Tensor):
         made = Loss(loss=made)

@@ -105,8 +105,8 @@ class FlatParameters:
         """Further flat gradients, of sides of a loss that are clipped separately."""
 
     def take_back(self) -> None:
-        """Copy the values of parameters that lie elsewhere now, after ``parameter.data = ...`` for instance, or because
-        another learner has the module, too; and make these parameters views again.
+        """Move parameters that are now in other memory back into the flat block, as views with their current values.
+        They move after ``parameter.data = ...``, or if another learner trains the module, too.
 
         Raises:
             ModuleError: a parameter has another shape, dtype or device than before.
@@ -168,8 +168,8 @@ Rates: TypeAlias = float | Sequence[tuple[slice, float]]
 class Adam:
     """Adam (Kingma & Ba 2015, algorithm 1) over flat parameters, using torch's function and its fused kernel.
 
-    ``torch.optim.Adam`` calls the same function, but its overhead is 40 us on a CPU (75 of a PPO step of 1,900,
-    measured): more than 3 % of a gradient step of a small network, for each optimizer.
+    ``torch.optim.Adam`` calls the same function, but its overhead is 40 us on a CPU, and 75 us of a PPO step of 1,900
+    us (measured): more than 3 % of a gradient step of a small network, for each optimizer.
 
     Args:
         parameters: The parameters; their gradients are read from ``parameters.grad``.
@@ -281,7 +281,7 @@ Optimizer: TypeAlias = Adam | TorchOptimizer
 
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
     """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two, or if a frozen one has an
-    optimizer; it is named."""
+    optimizer; the message names it."""
     needed = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if not needed:
         raise EtudeError("the module has no parameter to train.")
@@ -312,9 +312,10 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
 # -- limits of gradients -------------------------------------------------------------------------------------------
 
 ClipBy: TypeAlias = Literal["loss_norm", "global_norm", "norm", "value"]
-"""What gradients are clipped by. ``global_norm``: scale all gradients of an optimizer so that their joint L2 norm is at
+"""How gradients are clipped. ``global_norm``: scale all gradients of an optimizer so that their joint L2 norm is at
 most the limit (Pascanu et al. 2013). ``loss_norm``: the same, separately for the gradients of the policy's loss and of
-the value's (see `etude.learners.optim.Sides`). ``norm``: the same for each tensor. ``value``: limit each element."""
+the value's (see `etude.learners.optim.LossGroups`). ``norm``: the same for each tensor. ``value``: limit each
+element."""
 
 
 class Clipping(NamedTuple):
@@ -338,8 +339,9 @@ Reached: TypeAlias = Sequence[frozenset[str]]
 """For each parameter, the sides of the loss (see `Loss.sides`) that have a gradient for it."""
 
 
-class Sides:
-    """Which parameters of an optimizer the sides of the loss reach.
+class LossGroups:
+    """Which parameters of an optimizer get gradients from which sides of the loss (policy, value, critic; see
+    `Loss.sides`).
 
     If no parameter is reached by two sides, one backward pass computes all gradients, each side's in its own slices of
     the flat gradient. If layers are shared and each side is to be clipped, each side has its own backward pass and its
@@ -357,16 +359,16 @@ class Sides:
         self.names = sorted(frozenset().union(*reached))
         """The sides; a single one needs no separate treatment."""
         self.limited = limited and len(self.names) > 1
-        self.backs_apart = self.limited and any(len(own) > 1 for own in reached)
+        self.separate_backward = self.limited and any(len(own) > 1 for own in reached)
         """Whether each side has its own backward pass and flat gradient."""
-        if self.backs_apart:
+        if self.separate_backward:
             group.apart = [torch.zeros_like(group.grad) for _ in self.names[1:]]
         self.slices = self._slices()
 
     def _slices(self) -> dict[str, list[slice]]:
         """By side, the slices of the parameters that only it reaches; all others under ``all``."""
         owners = [next(iter(own)) if len(own) == 1 else "all" for own in self.reached]
-        if self.limited and not self.backs_apart:  # parameters that no side has reached yet go to the first
+        if self.limited and not self.separate_backward:  # parameters that no side has reached yet go to the first
             owners = [self.names[0] if owner == "all" else owner for owner in owners]
         slices: dict[str, list[slice]] = {}
         start = 0
@@ -393,7 +395,7 @@ class Sides:
         Args:
             grads: The flat gradients: one for each side if they are separate, else one.
         """
-        if self.backs_apart:
+        if self.separate_backward:
             return {name: [grad] for name, grad in zip(self.names, grads, strict=True)}
         return {name: [grads[0][own] for own in self.slices[name]] for name in self.names}
 
@@ -405,7 +407,7 @@ DecayRates = Annotated[
     tuple[float, float],
     Rule(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers, each at least 0 and below 1"),
 ]
-"""Of Adam's two moments."""
+"""Decay rates of Adam's two moments."""
 
 
 @settings
@@ -442,12 +444,12 @@ class OptimizerConfig:
 
     accumulate: IntFrom1 = 1
     """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
-    Settings that count gradient steps still do: each step takes this many minibatches. What is left over at the end of
-    an update (with `kl_target`, of an epoch) makes a step of its own."""
+    Settings that count gradient steps are not affected: each step uses this many minibatches. Minibatches left over at
+    the end of an update (with `kl_target`, of an epoch) make a step of their own."""
 
     max_skipped: IntFrom1 = 10
-    """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as
-    `skipped_steps`, if its loss or gradients are not finite."""
+    """Number of consecutive skipped gradient steps that raises an error, at least 1. A gradient step is skipped, and
+    counted as `skipped_steps`, if its loss or gradients are not finite."""
 
 
 RATE_OF = {"policy": "actor", "value": "critic", "critic": "critic"}
@@ -472,12 +474,12 @@ class Optimizers:
         """The current learning rate of each optimizer, and those of ``own_lr``."""
         self._own_lr = frozenset(self.schedules)
         self._at = 0  # steps that schedules have counted
-        self.sides: Sides | None = None
+        self.sides: LossGroups | None = None
         """The sides of the loss, for a single optimizer; None before the first batch, or if they are not needed."""
         self.needs_sides = False
         """Whether it matters which parameters each side reaches."""
         self.known_parts: set[str] = set()
-        """The parts of the losses in which that was looked for."""
+        """The parts of losses for which this was determined."""
         self._clippings: dict[str, list[Clipping]] | None = None  # None once gradients have moved in memory
 
     def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
@@ -506,7 +508,7 @@ class Optimizers:
         self.forget_memory()
 
     def forget_memory(self) -> None:
-        """Forget where gradients lie in memory."""
+        """Forget where gradients are in memory."""
         self._clippings = None
 
     # -- learning rates -----------------------------------------------------------------------------------------
@@ -551,7 +553,7 @@ class Optimizers:
             SettingsError: a learning rate applies to no parameter.
         """
         optimizer = self.by_name["all"]
-        self.sides = Sides(optimizer.parameters, reached, limited=self._limits_sides)
+        self.sides = LossGroups(optimizer.parameters, reached, limited=self._limits_sides)
         self.forget_memory()
         rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()
         for name in sorted(self._own_lr - rated):
@@ -567,7 +569,7 @@ class Optimizers:
 
     def backward(self, loss: Loss, weight: float) -> None:
         """Add the gradients of a loss, times ``weight``."""
-        if self.sides is not None and self.sides.backs_apart:
+        if self.sides is not None and self.sides.separate_backward:
             self.sides.backward(loss, weight)
             return
         total = loss.total
@@ -591,7 +593,7 @@ class Optimizers:
         return found
 
     def norms(self, clippings: Sequence[Clipping]) -> list[torch.Tensor]:
-        """The joint L2 norm of each."""
+        """The joint L2 norm of the gradients of each, a 0-d tensor."""
         norms = []
         for clipping in clippings:
             parts = list(map(torch.linalg.vector_norm, clipping.parts))

@@ -96,7 +96,7 @@ def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
         several = sorted(path.parent.name for path in run.glob(f"*/{METRICS_FILE}")) if run.is_dir() else []
         hint = f" or several, such as {run}/*: it has {several[0]}" if several else ""
         raise DataError(
-            f"{run} is no run with metrics: there is no {METRICS_FILE}. Give the folder of a training run{hint}."
+            f"{run} is not a training run: it has no {METRICS_FILE}. Give the folder of a training run{hint}."
         )
     rows = read_jsonl(path)
     if not rows:
@@ -118,7 +118,7 @@ def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
         bands.append(Band(name, x[known], evaluated[known], none, none, line))
     if not bands:
         raise DataError(
-            f"{path} holds nothing to draw: no line has {clock} with return_mean, evaluation or losses. "
+            f"{path} has nothing to plot: no line has {clock} with return_mean, evaluation or losses. "
             "Let the run finish an episode or an update first."
         )
     return clock, quantity, bands

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writers of metrics: JSON lines, CSV, TensorBoard, Weights & Biases and MLflow; and a reader of JSON lines.
 
-A sink takes one mapping of numbers at a time, which may be nested. Neither TensorFlow nor torch is imported,
-and the packages of trackers when they are first used.
+A sink takes one mapping of numbers at a time, which may be nested. Neither TensorFlow nor torch is imported; the
+packages of trackers are imported when they are first used.
 
 If a sink can't write, the first failed write raises a `DataError`. Later writes are still tried, and failures are
 counted; `close` raises again with their number. So a full disk loses only the writes that did not fit.
@@ -172,7 +172,7 @@ class JSONLines(Sink):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a file that `JSONLines` wrote, oldest first. An incomplete last line (killed writer) is left out.
+    """Read the lines of a file that `JSONLines` wrote, oldest first. An incomplete last line is left out.
 
     Raises:
         DataError: there is no such file, or a line before the last is not a JSON object.
@@ -299,9 +299,9 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 class TensorBoard(Sink):
     """Writes a TensorBoard event file in ``folder``: a scalar for each number, with names such as ``losses/policy``.
 
-    Each event is in the file when `write` returns. Values that are not numbers are left out, and so is an
-    ``evaluation`` that was written before, as results repeat it until the next. `video`, `image` and `histogram` write
-    other data.
+    Each event is in the file when `write` returns. Values that are not numbers are left out. So is an ``evaluation``
+    that was written before, because results repeat it until the next one. `video`, `image` and `histogram` write other
+    data.
 
     Args:
         folder: The folder; it may have files of the same run from before.

@@ -41,7 +41,8 @@ class Actor(Protocol):
     """Chooses actions for batches of observations, step by step."""
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """Begin a collection. Draw from ``rng``, for about ``num_rows`` rows per step; parameters may have changed."""
+        """Begin a collection, with random numbers from ``rng``, for about ``num_rows`` rows per step. Parameters may
+        have changed."""
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
@@ -181,7 +182,7 @@ class _Layers:
         (name, part), *others = trunk.encoder.parts.items()
         self._direct = name if not others and isinstance(part, Numbers) else None
         self.names = list(trunk.encoder.parts)
-        self._size = self._capacity = -1  # none was made, not even for no rows
+        self._size = self._capacity = -1  # no buffers were made yet, not even for 0 rows
         self._across = False
         self._steps: list[tuple[Floats, Floats, Floats]] = []
         self.take_views()

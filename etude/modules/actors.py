@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actors on the device of an env of tensors, and at random; and noisy networks.
+"""Actors for envs of tensors, actors that act at random, and noisy networks.
 
 Noisy networks explore by noise on their weights (Fortunato et al. 2018, "Noisy networks for exploration", arXiv
 1706.10295).
@@ -46,8 +46,8 @@ def tensor_actor(module: Module, device: torch.device, *, explore: bool) -> Acto
 
 
 class TensorActor:
-    """Acts with any module, tensors in and out; nothing is copied to the host but one number per step with an action
-    mask.
+    """Acts with any module, tensors in and out. If there is an action mask, one number per step is copied to the host,
+    otherwise nothing.
 
     ``value`` is recorded if the module returns one, and the state after a step if it is recurrent. The arguments are
     those of `tensor_actor`. Columns are those of `Actor`, as tensors.
@@ -68,7 +68,7 @@ class TensorActor:
             )
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """See `Actor.start`: actions are drawn by a generator on the device, seeded by ``rng``."""
+        """See `Actor.start`: actions are sampled with a generator on the device, seeded by ``rng``."""
         self._check_device()
         if self._explore:
             self._generator = torch.Generator(self._device).manual_seed(int(rng.integers(2**63)))
@@ -192,8 +192,7 @@ class _RandomActor(SamplingActor):
 
 
 class RandomFirstModule(Module):
-    """Mixin for modules that can act at random at first, as the start of a replay requires; inherit from it and
-    another.
+    """Mixin for modules that act at random at first, to fill a replay buffer; inherit from it and another module class.
 
     Attributes:
         acts_at_random: Whether exploring actions are drawn from the whole action space instead of the policy.
@@ -259,7 +258,7 @@ class NoisyLinear(nn.Linear):
     Args:
         inputs: Width of the input.
         outputs: Width of the output.
-        std: Initial standard deviation, times the root of ``inputs``. Default: Fortunato et al. 2018.
+        std: The initial standard deviation is this divided by the root of ``inputs``. Default: Fortunato et al. 2018.
 
     Attributes:
         noise: Noise of the inputs ``[inputs]`` and of the outputs ``[outputs]`` to use in either mode; None: as above.
@@ -330,7 +329,7 @@ class NoisyActor(TorchActor):
     """
 
     def __init__(self, module: Module) -> None:
-        # layers of its own, with the same weights: others may act without noise meanwhile
+        # its own layers with the same weights, as other actors may act without noise at the same time
         shared = (*module.parameters(), *module.buffers(), module.dist)
         own = copy.deepcopy(module, {id(part): part for part in shared})
         super().__init__(own, explore=True)

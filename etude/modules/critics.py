@@ -33,7 +33,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def frozen_copy(module: M) -> M:
-    """A copy of a module in evaluation mode, whose parameters have no gradients."""
+    """A copy of a module in evaluation mode, whose parameters need no gradients."""
     copied = copy.deepcopy(module).requires_grad_(False)
     copied.eval()
     return copied
@@ -76,7 +76,7 @@ class TargetedModule(Module):
     """A module with target networks: frozen copies that stay in evaluation mode."""
 
     follower: TargetNetwork
-    """Moves the target networks."""
+    """Updates the target networks."""
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of a user's network only: the built-in one is the same in both modes."""
@@ -102,7 +102,8 @@ class FollowedModule(TargetedModule):
         self.target.eval()
         self.follower = TargetNetwork(self.target.net, net)
         self.seen_updates: int | None = None
-        """The number of gradient steps when one was last made, and not skipped; None: none was made yet here."""
+        """The learner's `updates` at the last gradient step that was not skipped; None: there was none yet in this
+        process."""
 
 
 class Scaled(nn.Module):
@@ -246,7 +247,8 @@ class TwinCritic(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1), after
 
     def values(self, encoded: Tensor, action: Tensor, *, frozen: bool = False, first_only: bool = False) -> Tensor:
-        """Like `forward`, for observations encoded by `encode`, ``[B, width]``."""
+        """Like `forward`, for observations encoded by `encode`, ``[B, width]``; with ``first_only``, by the first
+        critic only: ``[1, B]``."""
         num = 1 if first_only else NUM_CRITICS
         if frozen:
             encoded = encoded.detach()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Action distributions: NumPy or torch while acting, torch while learning, one object for each action space; and
-masks, which say what an observation allows."""
+"""Action distributions: NumPy or torch while acting, torch while learning, one object for each action space. Also
+action masks, which say which choices an observation allows."""
 
 import math
 from abc import ABC, abstractmethod
@@ -35,8 +35,8 @@ LOG_STD_RANGE = (-20.0, 2.0)
 _SMALLEST = np.float32(2.0**-24)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _SPACINGS = 16
-"""How many numbers of an action's dtype next to a bound are taken for the bound: tanh of many arguments is one of
-them."""
+"""Number of floating-point spacings from a bound within which actions count as being at the bound: tanh maps many
+arguments to these numbers."""
 
 
 class Logits(NamedTuple):
@@ -428,8 +428,8 @@ class SquashedGaussian(DiagGaussian):
 
     Inputs: all means of u, then all log standard deviations of u, clamped to `LOG_STD_RANGE`. The density follows
     Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which
-    is exact even if tanh(u) rounds to 1. Actions next to a bound, within 16 numbers of their dtype, can't be told
-    apart: in place of a density, the log-probability is that of all of them. For float32 between -1 and 1, that is P(u
+    is exact even if tanh(u) rounds to 1. Actions within 16 floating-point spacings of a bound can't be distinguished:
+    instead of a density, the log-probability is that of all of them together. For float32 between -1 and 1, that is P(u
     > 7.25) at the upper bound. The entropy has no closed form and is integrated by the trapezoidal rule, to within
     0.001 for each number. The divergence is that of the normal variables, since tanh is a bijection.
 

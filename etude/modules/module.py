@@ -65,11 +65,11 @@ class Module(nn.Module):
         self.action_space = action_space
         self.dist = dist
         self.obs_from = Nester(obs_space, OBS)
-        """The nested observation of flat columns ``obs...``."""
+        """Maps flat columns ``obs...`` to the nested observation."""
         self.action_from = Nester(action_space, ACTION)
-        """The nested action of flat columns ``action...``."""
+        """Maps flat columns ``action...`` to the nested action."""
         self.columns_of = Flattener(obs_space, OBS)
-        """The flat columns ``obs...`` of a nested observation: the inverse of `obs_from`."""
+        """Maps a nested observation to its flat columns ``obs...``: the inverse of `obs_from`."""
         self._float64 = {n for n, leaf in leaves(obs_space, OBS).items() if leaf_dtype(leaf) == np.float64}
         self._takes_state = "state" in inspect.signature(net.forward).parameters
         self._state = declared_state(net)

@@ -400,8 +400,9 @@ class NetworkConfig:
     """Whether policy and value function have separate layers. Default: Huang et al. 2022, detail 13 of 37."""
 
     weight_init: Literal["orthogonal", "torch"] = "orthogonal"
-    """Initial weights of the policy and the value function: orthogonal with zero biases (Huang et al. 2022, detail 2),
-    which begins with actions near the middle; or as torch draws them, like Stable-Baselines3's `ortho_init=False`."""
+    """Initial weights of the policy and the value function: `orthogonal`, with zero biases (Huang et al. 2022, detail
+    2), so that actions begin near the middle; or `torch`, torch's own default, like Stable-Baselines3's
+    `ortho_init=False`."""
 
     log_std_init: float = 0.0
     """Initial logarithm of the standard deviations of Box actions. Default: Huang et al. 2022."""

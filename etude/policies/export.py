@@ -48,7 +48,7 @@ def advanced(
 
     Args:
         connectors: Its connectors.
-        inputs: What they get; where an episode begins, the action and the reward of the step before don't count.
+        inputs: Their inputs. Where an episode begins, the previous action and reward are ignored.
         state: The state before the step, see `Policy.initial_state`.
         choose: Maps the module's observations and its memory to its actions and its other outputs.
 
@@ -314,7 +314,7 @@ def _after(name: str) -> str:
 
 
 def state_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What is in a state, with the keys that lead to it."""
+    """Yield each leaf of a nested state, after the path of keys that leads to it."""
     for key, part in tree.items():
         if isinstance(part, Mapping):
             yield from state_leaves(part, (*path, key))

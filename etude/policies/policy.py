@@ -36,7 +36,7 @@ from etude.spaces import (
     leaf_dtype,
     leaf_shape,
     leaves,
-    misfit,
+    mismatch,
     same_bounds,
 )
 
@@ -48,11 +48,11 @@ ACT_ELSEWHERE: Final = (
     "predict get_action get_actions compute_action compute_single_action compute_actions select_action choose_action "
     "sample_action infer"
 )
-"""What other libraries call `Policy.act`."""
+"""The names that other libraries use for `Policy.act`."""
 
 
 LARGEST_REWARD: Final = float(np.finfo(np.float32).max)
-"""The largest reward that can be acted on."""
+"""The largest magnitude of a reward that `Policy.act` accepts."""
 
 _EXPLORE: Final = "It takes the most likely action; explore=True samples one."
 
@@ -61,7 +61,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _arguments_hinted(method: F) -> F:
-    """Make wrong arguments of a method a SettingsError that says what it takes. A right call costs no check."""
+    """Decorate a method: wrong arguments raise a SettingsError that says what it takes. Correct calls are not slowed
+    down."""
 
     @functools.wraps(method)
     def called(*given: Any, **named: Any) -> Any:
@@ -128,7 +129,7 @@ class Policy:
         self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
         parts = leaves(self.action_space, col.ACTION).items()
         self._named = {name: leaf for name, leaf in parts if isinstance(leaf, NamedDiscrete)}
-        self._actors: dict[tuple[bool, int], Actor] = {}  # by whether it explores, and by thread: it has buffers
+        self._actors: dict[tuple[bool, int], Actor] = {}  # by exploration and thread, as actors have buffers
         self._rng = np.random.default_rng()
 
     def __repr__(self) -> str:
@@ -156,7 +157,7 @@ class Policy:
         """The connectors that use earlier steps."""
         return [c for c in self.connectors.connectors if c.context or c.new_state(1)]
 
-    # -- acting by hand -----------------------------------------------------------------------------------------
+    # -- acting in your own loop --------------------------------------------------------------------------------
 
     def initial_state(self, num_rows: int | None = None) -> PolicyState:
         """The state at the start of an episode, for `act`; {} if the policy has no state.
@@ -222,10 +223,9 @@ class Policy:
             SpaceError: the observation does not fit `obs_space`: a part is missing, has another shape or kind of
                 numbers, is NaN or infinite, or is no choice of its `Discrete` space. Numbers outside the bounds of a
                 Box are accepted, and parts that the space does not have are ignored.
-            SettingsError: the policy needs a state, but there is none, or one with another number of rows, or it has
-                none and is given one; or it needs the last reward, but there is none; or names are asked for, and the
-                action space has none; or ``state``, ``reward`` or ``rng`` is something else, or another argument is
-                given.
+            SettingsError: ``state`` is missing, has another number of rows, is of another policy, or is given to a
+                policy without state; the policy needs the last reward, and it is missing; ``names`` is set, and the
+                action space has none; or an argument has the wrong type or is unknown.
         """
         if not isinstance(state, Mapping | None):
             raise SettingsError(
@@ -304,7 +304,7 @@ class Policy:
         try:
             parts = self._flatten(obs)
         except (KeyError, IndexError, TypeError) as error:
-            raise misfit(self.obs_space, obs, col.OBS) from error
+            raise mismatch(self.obs_space, obs, col.OBS) from error
         for name, value in parts.items():
             device = value.device if isinstance(value, torch.Tensor) else device
             given[name] = _array(name, self._flatten.leaves[name], value)
@@ -343,11 +343,14 @@ class Policy:
         begins = state["first"] if first is None else state["first"] | _for_rows("first", first, rows, bool)
         if reward is None and not begins.all() and (readers := self.readers(col.REWARD)):
             raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
-        earned = np.zeros(rows) if reward is None else _for_rows("reward", reward, rows, np.float64)
-        if not (fits := np.abs(earned) <= LARGEST_REWARD)[~begins].all() and self.readers(col.REWARD):
-            raise SettingsError(
-                f"`reward` is {earned[~fits & ~begins][0]}, but must be finite, and no larger than float32 allows."
-            )
+        if reward is None:
+            earned = np.zeros(rows)
+        else:
+            earned = _for_rows("reward", reward, rows, np.float64)
+            if not (fits := begins | (np.abs(earned) <= LARGEST_REWARD)).all() and self.readers(col.REWARD):
+                raise SettingsError(
+                    f"`reward` is {earned[~fits][0]}, but must be finite, and no larger than float32 allows."
+                )
 
         def choose(seen: Columns, memory: Columns) -> tuple[Columns, Columns]:
             return actor.step(seen, col.prefixed(memory, col.STATE_IN) or None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets: settings that are known to work for a task, each a YAML file here, with its source and what it reached.
+"""Presets: settings that are known to work for a task. Each is a YAML file in this folder, with its source.
 
 To add one, add its file, ``ALGORITHM-TASK.yaml``, with ``algorithm``, ``env``, ``settings``, ``stop``, ``source`` and
 ``published``.
@@ -20,7 +20,7 @@ from etude.errors import SettingsError
 from etude.settings import choice, from_dict, nearest
 
 RESULTS = "results.json"
-"""What presets reached, by name; ``make results`` writes it."""
+"""The file with the results of presets, by name; ``make results`` writes it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,22 +28,22 @@ class Preset:
     """Settings that are known to work for an algorithm on a task."""
 
     name: str
-    """Such as ``ppo-HalfCheetah-v5``."""
+    """Its name, such as ``ppo-HalfCheetah-v5``."""
     algorithm: str
     """A key of `etude.ALGORITHMS`."""
     env: str
     """The task, as `AlgorithmConfig.env` takes it."""
     settings: Mapping[str, Any]
-    """What differs from the algorithm's defaults, as a settings file has it."""
+    """Settings that differ from the algorithm's defaults, in the form of a settings file."""
     stop: Mapping[str, Any]
-    """The fields of a `Stop`: how long the run is that these settings are meant for."""
+    """The fields of a `Stop`: the length of run that these settings are meant for."""
     source: str
-    """Where they are from, and what was changed."""
+    """The source of these settings, and what was changed."""
     published: str = ""
-    """What its source reports for them."""
+    """The results that the source reports."""
     reached: Mapping[str, Any] | None = None
-    """What they reached here: ``returns`` of each seed, over ``env_steps``, in ``seconds`` each, None if
-    not known. None: not run."""
+    """Their results here: ``returns``, one for each seed; ``env_steps`` or ``updates``, the length of a run; and
+    ``seconds``, its duration, None if not known. None: not run."""
 
     def __repr__(self) -> str:
         return short(self, self.algorithm, env=self.env)
@@ -104,7 +104,7 @@ def find_preset(algorithm: str, env: str) -> Preset:
 def preset(algorithm: str, env: str, /, **changes: Any) -> AlgorithmConfig:
     """Settings that are known to work: ``etude.PPO(etude.preset("ppo", "HalfCheetah-v5", seed=1))``.
 
-    See `find_presets` for where they are from.
+    `find_presets` gives their sources.
 
     Args:
         algorithm: Its name, such as ``ppo``.

@@ -54,7 +54,7 @@ def ensure_started(
             processes share them.
 
     Returns:
-        Whether the cluster was started here, now or before. The caller must then call `let_go`.
+        Whether the cluster was started here, now or before. The caller must then call `release_cluster`.
 
     Raises:
         EngineError: there is no cluster at the address, or none can be started.
@@ -83,7 +83,7 @@ def ensure_started(
     return False
 
 
-def let_go() -> None:
+def release_cluster() -> None:
     """Stop using a cluster, if `ensure_started` started it here; its last user ends it."""
     where = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
     if where in _HELD:

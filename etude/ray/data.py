@@ -37,7 +37,7 @@ from etude.ray.cluster import IMPORTABLE
 from etude.recordings.batches import rows_of
 from etude.recordings.layout import FORMAT
 from etude.recordings.pieces import copied
-from etude.recordings.pipeline import LAYERS, DataPipeline, Plan, Preparation, Spent, Steps, with_context
+from etude.recordings.pipeline import LAYERS, DataPipeline, LoadingStats, Plan, Preparation, Steps, with_context
 from etude.recordings.screening import Findings
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
@@ -64,7 +64,7 @@ _log = logging.getLogger("etude.ray")
 # -- blocks -------------------------------------------------------------------------------------------------------
 
 
-def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[Spent]) -> pa.Table:
+def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[LoadingStats]) -> pa.Table:
     """One block from the results of several parts: steps as rows of columns, or segments as rows of Experience.
 
     Raises:
@@ -91,9 +91,9 @@ def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[Spent]
 _KEYS: Final = ("episode_id", "t")
 
 
-def from_block(table: pa.Table) -> tuple[Columns | Experience, list[Spent], float]:
+def from_block(table: pa.Table) -> tuple[Columns | Experience, list[LoadingStats], float]:
     """The contents of a block or a share of it, what was spent on its parts, and the share's fraction, 0 to 1."""
-    spent: list[Spent] = pickle.loads(base64.b64decode(table.schema.metadata[_SPENT]))  # noqa: S301 - see `to_block`
+    spent: list[LoadingStats] = pickle.loads(base64.b64decode(table.schema.metadata[_SPENT]))  # noqa: S301 - see `to_block`
     total = max(1, sum(one.rows for one in spent))
     if _SEGMENT not in table.column_names:
         exp = Experience.from_table(table)
@@ -127,7 +127,7 @@ def shared_job(job: Plan) -> Any:
         data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise SettingsError(
-            f"the tasks of Ray Data can't be sent this: {error}. Create it on first use, where it is needed."
+            f"this can't be sent to the tasks of Ray Data: {error}. Create it on first use, where it is needed."
         ) from error
     return ray.put(data)
 
@@ -174,7 +174,7 @@ class RecordingSource(Datasource):
     Args:
         job: The work on a part, see `shared_job`.
         num_parts: The number of parts in the recording.
-        parts_per_task: The most parts of a task; the first tasks read fewer, so that a batch is ready soon.
+        parts_per_task: Maximum number of parts in a task; the first tasks read fewer, so that a batch is ready soon.
         seed: Seed of the order of parts in each epoch, as on the local engine. None: the order of the recording.
         epoch: The index of the first epoch.
     """
@@ -240,7 +240,7 @@ class BlockLoader:
         self.parts: set[int] | None = None
         """The parts with blocks in the first epoch; None before its end."""
 
-    def done(self, numbers: Any) -> Iterator[tuple[Any, Spent]]:
+    def done(self, numbers: Any) -> Iterator[tuple[Any, LoadingStats]]:
         """This learner's share of an epoch, in the order in which blocks arrive.
 
         Raises:
@@ -255,10 +255,10 @@ class BlockLoader:
             ):
                 made, spent, part = from_block(table)
                 total = sum(one.rows for one in spent)
-                share = Spent(rows=round(part * total))
+                share = LoadingStats(rows=round(part * total))
                 for one in spent:
                     came.add(one.part or 0)
-                    yield None, Spent(part=one.part, bad=one.bad)
+                    yield None, LoadingStats(part=one.part, bad=one.bad)
                     for layer in LAYERS:
                         share.seconds[layer] += one.seconds[layer] * part
                     share.bytes += round(one.bytes * part)
@@ -331,7 +331,7 @@ class RemoteRecording:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class LearnerReport:
     """A learner's report on its share since the last one."""
 
     bad: Mapping[int, Findings]
@@ -361,7 +361,7 @@ def feeds_of(shard: Shard, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
             learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
             to_device = None if device == "cpu" else partial(as_tensors, device=device)
             assert isinstance(plan.source, RemoteRecording)
-            pipeline = DataPipeline(plan, to_device=to_device, crew=plan.source.loader)
+            pipeline = DataPipeline(plan, to_device=to_device, loaders=plan.source.loader)
             out[name] = Feed(pipeline.batches(plan.start), learner.module, parted(learner.connectors)[1], pipeline)
     return out
 
@@ -461,7 +461,7 @@ def _share_of_batch(plan: Plan, num: int) -> tuple[float, bool]:
 
 
 def _mean_length(plan: Plan) -> float:
-    """The mean length of the segments to learn from, which is the same whenever it is asked for.
+    """The mean length of the segments to learn from; it is the same on every call.
 
     Only the keys of rows are read, unless a prelearner may change them. If there are very many parts, or if reading
     one takes long, the mean is over some of them, evenly spread.
@@ -485,7 +485,7 @@ def _mean_length(plan: Plan) -> float:
 
 
 def _parts_per_task(plan: Plan) -> int:
-    """The number of parts with which a task reads about `TASK_BYTES`, as far as that is known in advance."""
+    """The number of parts that make a task read about `TASK_BYTES`, as far as their size is known in advance."""
     header = getattr(plan.source, "header", None)
     row = 64
     if header is not None:
@@ -502,7 +502,7 @@ def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
 # -- reports of learners ------------------------------------------------------------------------------------------
 
 
-def told(feeds: Mapping[str, Feed]) -> Told:
+def report_of(feeds: Mapping[str, Feed]) -> LearnerReport:
     """The report of a learner's feeds since the last call."""
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
     sources: dict[str, Any] = {name: pipeline.source for name, pipeline in pipelines.items()}
@@ -511,7 +511,7 @@ def told(feeds: Mapping[str, Feed]) -> Told:
         bad |= source.found
         source.found = {}
     sizes = {name: pipeline.epoch_size for name, pipeline in pipelines.items()}
-    return Told(
+    return LearnerReport(
         bad,
         sum(pipeline.left_out for pipeline in pipelines.values()),
         {name: dict(source.loader.shares) for name, source in sources.items()},
@@ -520,19 +520,21 @@ def told(feeds: Mapping[str, Feed]) -> Told:
     )
 
 
-def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told], done: dict[str, int]) -> None:
+def count_without_blocks(
+    algorithm: OfflineAlgorithm[Any], reports: Sequence[LearnerReport], done: dict[str, int]
+) -> None:
     """Count what was found bad in parts without any good rows, whose empty blocks Ray drops.
 
     Args:
         algorithm: The algorithm that owns the recording.
-        tolds: The reports of all learners.
+        reports: The reports of all learners.
         done: The modules that are finished, with the number of steps in such parts that could not be learned from.
             Modules whose first epoch has ended at all learners are added.
     """
-    ended = set.intersection(*(set(own.parts) for own in tolds)) - set(done)
+    ended = set.intersection(*(set(own.parts) for own in reports)) - set(done)
     for name, plan in _plans(algorithm).items() if ended else ():
         if name in ended:
-            came = set.union(*(own.parts[name] for own in tolds))
+            came = set.union(*(own.parts[name] for own in reports))
             empty = [plan(k)[1] for k in range(plan.source.num_parts) if k not in came]
             done[name] = sum(spent.left_out for spent in empty)
             for spent in empty:
@@ -540,17 +542,17 @@ def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told]
                     algorithm.recording.count(spent.part, spent.bad)
 
 
-def unshared(tolds: Sequence[Told]) -> int:
+def unshared(reports: Sequence[LearnerReport]) -> int:
     """The number of steps in an epoch that no learner got, because rows or uncuttable segments can't be shared equally.
 
     It is that of the last epoch that all learners have finished, over all modules. Only blocks of which a learner got
     some rows are counted, so blocks with fewer rows than there are learners may be missed.
     """
     left = 0
-    for name in tolds[0].shares:
-        ended = set.intersection(*(set(own.shares[name]) for own in tolds))
+    for name in reports[0].shares:
+        ended = set.intersection(*(set(own.shares[name]) for own in reports))
         steps: dict[int, int] = {}
-        for own in tolds if ended else ():
+        for own in reports if ended else ():
             for first, (total, got) in own.shares[name][max(ended)].items():
                 steps[first] = steps.get(first, total) - got
         left += sum(steps.values())

@@ -15,7 +15,7 @@ from etude.algorithms.ray_config import Ray
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update, mean_of
-from etude.ray.cluster import actors_of, check_room, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, ensure_started, release_cluster
 from etude.runners import ModuleOf
 from etude.spaces import Spaces
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
 P = TypeVar("P", bound=Any)
 
 _AT_ONCE = 32
-"""The number of a replay's batches that learners get together, if these make whole gradient steps."""
+"""The approximate number of a replay's batches that learners get together, rounded to whole gradient steps."""
 
 
 class RayEngine(Engine):
-    """The Ray engine. Each of its parts is started on first use; this process does what no actor is asked to do.
+    """The Ray engine. Each of its parts is started on first use; parts without actors run in this process.
 
     Args:
         algorithm: The `ActingAlgorithm` or `OfflineAlgorithm` that owns the runners and learners.
@@ -49,7 +49,7 @@ class RayEngine(Engine):
         self._learners: Learners | None = None
         self._ending = ExitStack()  # ends the rest even if something fails
         self._is_started = False
-        self.is_asked = not settings.num_learners  # else once the learners are started
+        self.is_asked = not settings.num_learners  # with learners, True once they are started
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
                 f"`compute.device` is {config.compute.device!r}, but learners have no GPUs: set `ray.gpus_per_learner`."
@@ -77,7 +77,7 @@ class RayEngine(Engine):
 
             self._start()
             self._runners = self._kept(Runners(self._algorithm, self.settings))
-            self.samples_beside = self._runners.asynchronous
+            self.samples_in_background = self._runners.asynchronous
         return self._runners.spaces(module_ids, module_of, before)
 
     def runner(self) -> "Runners":  # type: ignore[override]
@@ -92,7 +92,7 @@ class RayEngine(Engine):
 
     @property
     def is_repeatable(self) -> bool:
-        """Timing decides whose steps come first, and what they are."""
+        """False: which steps are collected, and in which order, depends on timing."""
         return False
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class RayEngine(Engine):
             return super().update(parts)
         updates: dict[str, Update] | None
         seen = {name: algorithm.connected(name, exp) for name, exp in parts.items()}
-        if algorithm.collects_beside:
+        if algorithm.collects_in_background:
             with algorithm.timed("update"):
                 updates = learners.update_next(seen, algorithm.env_steps)
         else:
@@ -130,7 +130,7 @@ class RayEngine(Engine):
         return updates
 
     def update_from(self, module_id: str, batches: Iterable[Any], learned: Learned | None = None) -> Update:
-        """Update one module from batches. With ``learned``, several are made before the first is learned from."""
+        """Update one module from batches. With ``learned``, several batches are drawn before the first is used."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
             return super().update_from(module_id, batches, learned)
@@ -201,7 +201,7 @@ class RayEngine(Engine):
         num_cpus = sum(each.get("CPU", 0.0) for each in wanted)
         is_ours = ensure_started(self.settings.address, self.settings.runtime_env, num_cpus)
         if is_ours:
-            self._ending.callback(let_go)
+            self._ending.callback(release_cluster)
         self._is_started = True
         try:
             check_room(wanted, can_grow=not is_ours)
@@ -215,5 +215,5 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """End everything that was started, and the cluster if it was started for this."""
-        self._runners, self._is_started, self.samples_beside = None, False, False
+        self._runners, self._is_started, self.samples_in_background = None, False, False
         self._ending.close()

@@ -47,14 +47,14 @@ from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
     from etude.algorithms.feed import Feed
-    from etude.ray.data import Shard, Told
+    from etude.ray.data import LearnerReport, Shard
 
 _log = logging.getLogger("etude.ray")
 
 _store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not declared so
 
 
-class Standing(NamedTuple):
+class Progress(NamedTuple):
     """The progress of the trained algorithm, as far as losses may depend on it."""
 
     env_steps: int
@@ -75,7 +75,7 @@ class TrainedShare(NamedTuple):
     data: dict[str, float]
     """See `Result.data`."""
     bottleneck: str
-    told: "Told"
+    report: "LearnerReport"
 
 
 class LearnerActor:
@@ -137,9 +137,9 @@ class LearnerActor:
 
     # -- learning -----------------------------------------------------------------------------------------------
 
-    def update(self, parts: Mapping[str, Experience], standing: Standing, connects: bool) -> dict[str, Update]:
+    def update(self, parts: Mapping[str, Experience], progress: Progress, connects: bool) -> dict[str, Update]:
         """Learn from this learner's share of experience, one module at a time; ``connects``: prepare it here first."""
-        algorithm = self._stand(standing)
+        algorithm = self._apply(progress)
         assert isinstance(algorithm, OnPolicyAlgorithm)
         updates = {}
         for name, exp in parts.items():
@@ -147,10 +147,10 @@ class LearnerActor:
         return updates
 
     def update_from(
-        self, batches: Sequence[Any], module_id: str, standing: Standing
+        self, batches: Sequence[Any], module_id: str, progress: Progress
     ) -> tuple[Update, list[dict[str, Any]]]:
         """Learn from this learner's share of each batch; also return what the loss kept of each, by row."""
-        algorithm = self._stand(standing)
+        algorithm = self._apply(progress)
         learner, kept = algorithm.learner.modules[module_id], list[dict[str, Any]]()
 
         def given() -> Iterator[Any]:
@@ -167,12 +167,12 @@ class LearnerActor:
 
         self._feeds = feeds_of(shard, self._algorithm)  # type: ignore[arg-type]
 
-    def train(self, num_updates: int, module_ids: Sequence[str], standing: Standing) -> TrainedShare:
+    def train(self, num_updates: int, module_ids: Sequence[str], progress: Progress) -> TrainedShare:
         """Make gradient steps of each module, from its feed."""
         from etude.algorithms.feed import report
-        from etude.ray.data import told
+        from etude.ray.data import report_of
 
-        algorithm = self._stand(standing)
+        algorithm = self._apply(progress)
         begin = time.perf_counter()
         updates = {}
         for name in module_ids:
@@ -180,19 +180,19 @@ class LearnerActor:
                 batches = self._feeds[name].take(num_updates * algorithm.config.optimizer.accumulate)
                 updates[name] = algorithm.learner.modules[name].update_from(batches)
         data, bottleneck = report(self._feeds, time.perf_counter() - begin, 0)
-        return TrainedShare(updates, data, bottleneck, told(self._feeds))
+        return TrainedShare(updates, data, bottleneck, report_of(self._feeds))
 
-    def _stand(self, standing: Standing) -> Algorithm[Any]:
+    def _apply(self, progress: Progress) -> Algorithm[Any]:
         algorithm = self._algorithm
-        algorithm.learner.set_env_steps(standing.scheduled_at)
-        for name, rates in standing.rates.items():
+        algorithm.learner.set_env_steps(progress.scheduled_at)
+        for name, rates in progress.rates.items():
             algorithm.learner.modules[name].lr.update(rates)
-        for name, state in standing.connectors.items():
+        for name, state in progress.connectors.items():
             algorithm.learner.modules[name].connectors.load_state_dict(copy.deepcopy(dict(state)))
-        algorithm.env_steps = standing.env_steps
-        vars(algorithm).update(standing.plain)
-        algorithm.before_update(standing.env_steps)
-        vars(algorithm).update(standing.plain)  # again, as the trained algorithm has called `before_update`, too
+        algorithm.env_steps = progress.env_steps
+        vars(algorithm).update(progress.plain)
+        algorithm.before_update(progress.env_steps)
+        vars(algorithm).update(progress.plain)  # again, as the trained algorithm has called `before_update`, too
         return algorithm
 
 
@@ -352,8 +352,8 @@ class Learners:
         self._group: LearnerGroup | None = None
         self._is_fed = False
         self._in_empty: dict[str, int] = {}  # see `count_without_blocks`
-        self._running: tuple[_Ask, list[Any]] | None = None  # an update, and the references that `_insist` returned
-        self._brought: dict[str, Update] | None = None  # results of the latest of these, not returned yet
+        self._running: tuple[_Ask, list[Any]] | None = None  # an update, and the references that `_retry` returned
+        self._last_results: dict[str, Update] | None = None  # results of the latest of these, not returned yet
         self._known: Any = None
         self._restarts = self._told_restarts = self._left_out = self._unshared = 0
 
@@ -394,29 +394,29 @@ class Learners:
         Raises:
             EngineError: as in `update`, like all other errors.
         """
-        before, self._brought = self._ended(), None
+        before, self._last_results = self._ended(), None
         num = self._settings.num_learners
         some = {name: shares_of(exp.numpy(), num, max_seq_len=sys.maxsize) for name, exp in seen.items()}
         ask = self._update_of(some, env_steps, connects=True)
-        self._running = ask, self._insist(ask, waits=False)
+        self._running = ask, self._retry(ask, waits=False)
         for name, exp in seen.items():
             learner = self._algorithm.learner.modules[name]
             learner.connectors.update(exp, learner.module)
         return before
 
     def _update_of(self, shares: Mapping[str, list[Experience]], env_steps: int, *, connects: bool = False) -> _Ask:
-        """What begins an update of each module from the learners' shares; with ``connects``, their connectors work."""
+        """Make the function that begins an update from the learners' shares; ``connects``: their connectors run."""
         # put at once, as connectors learn on while the update runs
-        standing = ray.put(self._standing(env_steps, connectors=connects))
+        progress = ray.put(self._progress(env_steps, connectors=connects))
         refs = [ray.put({name: own[i] for name, own in shares.items()}) for i in range(self._settings.num_learners)]
-        return lambda group: group.begin("update", standing, connects, own=refs)
+        return lambda group: group.begin("update", progress, connects, own=refs)
 
     def _ended(self) -> dict[str, Update] | None:
         """Wait for the running update, if there is one, and return its results."""
         if self._running is not None:
             (ask, refs), self._running = self._running, None
-            self._brought = self._together(ask, refs)[0]
-        return self._brought
+            self._last_results = self._together(ask, refs)[0]
+        return self._last_results
 
     def _shares(self, name: str, exp: Experience) -> list[Experience]:
         algorithm, num = self._algorithm, self._settings.num_learners
@@ -448,8 +448,8 @@ class Learners:
                 if not rows:
                     raise DataError(f"a batch has fewer rows than there are learners, {num}: give larger batches.")
         refs = [ray.put([of_batch[i] for of_batch in shares]) for i in range(num)]
-        standing = self._standing(env_steps)
-        done = self._together(lambda group: group.begin("update_from", module_id, standing, own=refs))
+        progress = self._progress(env_steps)
+        done = self._together(lambda group: group.begin("update_from", module_id, progress, own=refs))
         kept = [[own[1][i] for own in done] for i in range(len(shares))]
         return done[0][0], [_joined(of_batch) for of_batch in kept]
 
@@ -471,36 +471,36 @@ class Learners:
                 group.call("open", own=shards, timeout=self._settings.learner_timeout)
                 self._is_fed = algorithm.has_seen_data = True
             names = list(algorithm.learner.chosen(dict.fromkeys(algorithm.policies)))
-            return group.begin("train", num_updates, names, self._standing(algorithm.env_steps))
+            return group.begin("train", num_updates, names, self._progress(algorithm.env_steps))
 
         done: list[TrainedShare] = self._together(ask)
-        self._hear(algorithm, done)
+        self._read_reports(algorithm, done)
         data = {name: sum(own.data.get(name, 0.0) for own in done) for name in done[0].data}
         for name in data.keys() & {"wait", "queue"}:
             data[name] /= len(done)  # learners wait in parallel; the work of layers adds up
         return done[0].updates, data, done[0].bottleneck
 
-    def _hear(self, algorithm: OfflineAlgorithm[Any], done: list[TrainedShare]) -> None:
+    def _read_reports(self, algorithm: OfflineAlgorithm[Any], done: list[TrainedShare]) -> None:
         """Process the learners' reports about the recording."""
         from etude.ray.data import count_without_blocks, unshared
 
-        tolds = [own.told for own in done]
-        count_without_blocks(algorithm, tolds, self._in_empty)
-        self._left_out = sum(own.left_out for own in tolds) + sum(self._in_empty.values())
-        self._unshared = unshared(tolds)
+        reports = [own.report for own in done]
+        count_without_blocks(algorithm, reports, self._in_empty)
+        self._left_out = sum(own.left_out for own in reports) + sum(self._in_empty.values())
+        self._unshared = unshared(reports)
         for own in done:
-            for k, counts in own.told.bad.items():
+            for k, counts in own.report.bad.items():
                 algorithm.recording.count(k, counts)
         for name in algorithm.policies:
-            sizes = [own.told.epochs.get(name) for own in done]
+            sizes = [own.report.epochs.get(name) for own in done]
             if None not in sizes:
                 algorithm.epoch_sizes[name] = sum(size for size in sizes if size is not None)
 
-    def _standing(self, env_steps: int, *, connectors: bool = False) -> Standing:
+    def _progress(self, env_steps: int, *, connectors: bool = False) -> Progress:
         algorithm, learners = self._algorithm, self._algorithm.learner.modules
         rates = {name: dict(own.lr) for name, own in learners.items()}
         states = {n: own.connectors.state_dict() for n, own in learners.items() if connectors and own.connectors.learns}
-        return Standing(env_steps, algorithm.learner.env_steps, rates, plain_of(algorithm), states)
+        return Progress(env_steps, algorithm.learner.env_steps, rates, plain_of(algorithm), states)
 
     # -- the learners' state ------------------------------------------------------------------------------------
 
@@ -514,7 +514,7 @@ class Learners:
             self._end()  # Ray Data begins an epoch only when all learners have finished the previous one
         self._config = self._algorithm.config
         self._known, self._is_fed = None, False
-        self._running = self._brought = None
+        self._running = self._last_results = None
 
     def stats(self) -> dict[str, float]:
         """The counts since the last call: ``learner_restarts``.
@@ -532,16 +532,16 @@ class Learners:
 
     def _together(self, ask: _Ask, begun: list[Any] | None = None) -> list[Any]:
         """Run an update, or wait for one that has ``begun``; load the new state, and return the results."""
-        *answers, state = self._insist(ask, begun, waits=True)
+        *answers, state = self._retry(ask, begun, waits=True)
         for name, learner in self._algorithm.learner.modules.items():
             set_learner_state(learner, state[name])
         self._known = self._marks()
         return answers
 
-    def _insist(self, ask: _Ask, refs: list[Any] | None = None, *, waits: bool) -> list[Any]:
-        """Begin an update, unless ``refs`` are those of one, again with a new group whenever a learner is lost.
+    def _retry(self, ask: _Ask, refs: list[Any] | None = None, *, waits: bool) -> list[Any]:
+        """Begin an update, or continue the one with ``refs``; begin it again with a new group if a learner is lost.
 
-        Returns the references to the results and to the learners' state after it; or, where this ``waits``, the values.
+        Returns references to the results and to the learners' state after the update; if it ``waits``, the values.
         """
         while True:
             try:
@@ -609,7 +609,7 @@ def _joined(kept: list[Mapping[str, Any]]) -> Figures:
 
 
 def shares_of(exp: Experience, num: int, *, max_seq_len: int = 1, burn_in: int = 0) -> list[Experience]:
-    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on, within half a sequence.
+    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on, give or take half a sequence.
 
     Segments are cut where that is needed; connectors have already added their columns.
 
@@ -633,7 +633,7 @@ def shares_of(exp: Experience, num: int, *, max_seq_len: int = 1, burn_in: int =
 
 
 def shares_of_batch(batch: Mapping[str, Any] | Experience, num: int, *, recurrent: bool) -> list[Any]:
-    """``num`` parts of a batch with equally many rows, within one; for a recurrent module, of whole segments."""
+    """Split a batch into ``num`` parts whose sizes differ by one row at most, or by one segment if ``recurrent``."""
     if isinstance(batch, Experience):
         if recurrent:
             return [batch[first:last] for first, last in pairwise(_evenly(len(batch), num))]

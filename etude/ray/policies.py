@@ -101,9 +101,10 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
 
 
 class Sent:
-    """Settings on their way to another process: they arrive as themselves, with the env that their id stands for here.
+    """Settings that are sent to another process, where they arrive as the config itself.
 
-    An id that the other process knows already keeps its meaning there.
+    If the env is an id that is registered here, it is registered there too. An id that the other process already knows
+    keeps its meaning there.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("etude.ray")
 
 DEPTH: Final = 2
-"""The number of fragments requested from a runner at once, so that it need not wait for the next request; also the most
-fragments in its share of a collection."""
+"""The number of fragments requested from a runner at once, so that it need not wait for the next request; also the
+maximum number of fragments in its share of a collection."""
 FRAGMENTS: Final = 16
-"""The most fragments of a collection, unless there are more runners; each takes this process about 1 ms."""
+"""Maximum number of fragments in a collection, unless there are more runners; each takes this process about 1 ms."""
 LATE: Final = 3.0
 """How many times as long as the others a runner may take before it is late."""
 SLACK: Final = 0.1
@@ -332,7 +332,7 @@ class Runners(RunnerPool):
     kind = "runner"
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
-        self._algorithm, self.asynchronous = algorithm, algorithm.collects_beside
+        self._algorithm, self.asynchronous = algorithm, algorithm.collects_in_background
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
         config = _sent(algorithm.config, device="cpu")
@@ -388,14 +388,14 @@ class Runners(RunnerPool):
         self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
         """Replace the policies; they must be those of the algorithm. The running episodes are abandoned."""
-        self.begin_anew()
+        self.abandon_episodes()
 
-    def begin_again(self, seed: int) -> None:
-        """Abandon the running episodes: the next ones are others than those of new runners, by this seed."""
+    def restart_episodes(self, seed: int) -> None:
+        """Abandon the running episodes, and begin others, which depend on ``seed`` and differ from a new run's."""
         self._first_life = seed
-        self.begin_anew()
+        self.abandon_episodes()
 
-    def begin_anew(self) -> None:
+    def abandon_episodes(self) -> None:
         """Abandon the running episodes and fragments: runners begin new episodes with the newest modules."""
         for member in self.members:
             for request in [request for request in member.requests if request.steps]:
@@ -411,7 +411,7 @@ class Runners(RunnerPool):
         self._broadcast.refresh(self._algorithm, again=self.has_lost_inputs)
         self.has_lost_inputs = False
         if any(self._broadcast.seq_nos.get(name, 0) < seq_no for name, seq_no in before.items()):
-            self.begin_anew()  # an earlier state was loaded, whose weights runners would refuse as old
+            self.abandon_episodes()  # an earlier state was loaded, whose weights runners would refuse as old
         if self._acting_ref is not None:
             return
         timeout = self._settings.sample_timeout
@@ -571,7 +571,7 @@ class Runners(RunnerPool):
         """Restore a `state_dict`, with new episodes."""
         self.env_steps, self.agent_steps = state["steps"]
         self._first_life = state["lives"]
-        self.begin_anew()
+        self.abandon_episodes()
         return "new episodes: those of remote runners are not saved in checkpoints"
 
     def close(self) -> None:
@@ -621,7 +621,7 @@ class EvaluationRunners(RunnerPool):
 
         Args:
             num_episodes: The number of whole episodes, divided evenly.
-            seed: The seed of envs and actions, from which each runner's is derived. None draws one.
+            seed: The seed of envs and actions, from which each runner's is derived; None: a random one.
         """
         check_connected(self._home)
         found = self.finished() if any(member.requests for member in self.members) else None
@@ -670,7 +670,7 @@ def _sent(config: AlgorithmConfig, **changes: Any) -> Any:
 
 
 def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[Member, int]]:
-    """Decide how many steps to request from which runner, so that with those on their way, ``wanted`` steps come.
+    """Decide how many steps to request from which runner, so that ``wanted`` steps arrive, with those on their way.
 
     The caller requests each before taking the next one. Late runners get no requests and are not counted on.
 

@@ -70,7 +70,7 @@ class Trainable(tune.Trainable):
         shared, self.wanted = shared_in(config), settings_of(config)
         self.goal, self.interval, self.metric = shared.stop, shared.save_interval, shared.metric
         self.worst = -math.inf if shared.mode == "max" else math.inf
-        self.saved = -math.inf  # what is interrupted early can then go on, too
+        self.saved = -math.inf  # the first step saves, so that a trial interrupted early can be resumed
         self.kind = shared.algorithm or algorithm_of(type(self.wanted))
         self.trained: Algorithm[Any] | None = None
         self.results: Iterator[Result] = iter(())

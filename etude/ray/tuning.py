@@ -26,7 +26,7 @@ from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
 from etude.files import absolute
-from etude.ray.cluster import actors_of, check_room, driver_of, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, driver_of, ensure_started, release_cluster
 from etude.ray.trainable import SHARED, Shared, Trainable
 from etude.settings import FloatFrom0, IntFrom1, check_arguments
 
@@ -65,7 +65,7 @@ def tune(
             (``ray.tune.loguniform(1e-4, 1e-2)``), a list of values, or a single value. Several lists are tried in all
             combinations.
         stop: When each trial ends. None: never, unless ``scheduler`` ends it.
-        num_samples: The draws from the search space, at least 1; each is tried with all combinations of lists.
+        num_samples: Number of samples of the search space, at least 1; each is tried with all combinations of lists.
         metric: The field of `Result` by which trials are compared; ``losses/policy`` is an entry of a field.
         mode: Whether the best trial has the largest or the smallest ``metric``.
         algorithm: The algorithm's class. None: the one that belongs to ``config``.
@@ -74,13 +74,13 @@ def tune(
             ``mode`` from here. None: all trials run to their end.
         resources: The resources of each trial itself, by name, such as ``{"CPU": 2, "GPU": 0.5}``. None: a CPU for each
             thread and each worker, and a GPU if it learns on one. Its runners and learners have resources of their own.
-        max_concurrent: The most trials to run at the same time; None: as many as there is room for. A ``search`` that
-            limits them itself, such as a ``ConcurrencyLimiter``, counts more.
+        max_concurrent: Maximum number of trials at a time; None: as many as there is room for. The limit of a
+            ``search`` that has one itself, such as a ``ConcurrencyLimiter``, takes precedence.
         out: The folder for all trials, or its URL. None: a new one in ``runs``.
         save_interval: Seconds between checkpoints of a trial, at least 0; one is always saved at its end.
         keep: The number of checkpoints to keep for each trial, at least 1: those with the best metric. The newest one
             is kept too. In population based training, all are kept: any of them may be copied, and much later.
-        max_failures: How often a failed trial is resumed from its newest checkpoint.
+        max_failures: Number of times that a failed trial is resumed from its newest checkpoint; -1: without limit.
         address: The address of the cluster, if this process is not connected to one.
         verbose: How much Tune writes to standard output: 0 nothing, 1 a table from time to time, 2 also each result.
 
@@ -141,7 +141,7 @@ def tune(
         tuner = ray_tune.Tuner(Trainable, param_space=space, tune_config=tune_config, run_config=run_config)
         return _fitted(tuner)
     finally:
-        let_go()
+        release_cluster()
 
 
 def check_tuning(path: str | os.PathLike[str]) -> None:
@@ -169,7 +169,7 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
         restored = ray_tune.Tuner.restore(absolute(os.fspath(path)), trainable=Trainable, resume_errored=True)
         return _fitted(restored)
     finally:
-        let_go()
+        release_cluster()
 
 
 def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:
@@ -216,7 +216,7 @@ class _Searched(_Remembers, SearchGenerator):
 
 
 def _generator(search: Any, space: Mapping[str, Any], max_concurrent: int | None, seed: int | None) -> Any:
-    """What makes the trials."""
+    """Make Tune's search algorithm, which makes the trials."""
     if not search:
         return _Variants(space, max_concurrent=max_concurrent or 0, random_state=seed)
     search = create_searcher(search) if isinstance(search, str) else search

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units of recorded actions: those that the env got, or those of the policy, before connectors or RLlib map them.
+"""The units of recorded actions: the env's, or the policy's, before connectors or RLlib map them to the env's bounds.
 
-They are part of what actions mean, as their space is: recordings of different units are not joined.
+Recordings with actions in different units are not joined.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from etude.errors import SpaceError
 from etude.spaces import Space, leaf_dtype, leaves, map_leaves, space_from_json
 
 ACTIONS: Final = "actions"
-"""The key in ``header.meta`` of a note, if it is not known which units actions are in: one of the following."""
+"""The key in ``header.meta`` of a note on actions in unknown units: one of the next two texts."""
 BY_RLLIB: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
 REWRITTEN: Final = "as the files hold them: another tool has dropped what says whether connectors mapped them"
 AS_THE_ENV_GOT: Final = "those that the env got"
@@ -31,7 +31,7 @@ def env_action_space(meta: Mapping[str, Any]) -> Any:
 
 
 def are_unsure(space: Space, meta: Mapping[str, Any]) -> bool:
-    """Whether actions of ``space`` may be in the env's units or not, as far as the recording says."""
+    """Whether it is unknown if actions of ``space`` are in the env's units."""
     is_noted = meta.get(ACTIONS) in (BY_RLLIB, REWRITTEN)
     boxes = [leaf for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
     return is_noted and any(not box.is_bounded() or box != before_mapping(box) for box in boxes)
@@ -46,7 +46,7 @@ def is_space(data: Any, space: Space) -> bool:
 
 
 def units(space: Space, meta: Mapping[str, Any]) -> str:
-    """The units of actions of ``space``, in words that are the same for the same units."""
+    """The units of actions of ``space``, in words. Equal units have equal words."""
     if (outside := env_action_space(meta)) is not None and not is_space(outside, space):
         return f"as they were before connectors mapped them to {in_words(outside)}"
     return str(meta[ACTIONS]) if are_unsure(space, meta) else AS_THE_ENV_GOT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that makes or writes things beside the one that asks for them."""
+"""A background thread that runs functions one after another."""
 
 import contextlib
 import threading
@@ -14,8 +14,8 @@ _Jobs: TypeAlias = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 class BackgroundThread:
     """Runs functions one after another in a thread.
 
-    Unlike an executor, it may be used in garbage collection, which can run in the middle of any call in any thread, as
-    in an executor's `submit`, which holds a lock of all executors. And its thread keeps no process from ending.
+    Unlike an executor, it may be used during garbage collection, which can interrupt any call, even an executor's
+    `submit`, which holds a lock that all executors share. Its thread does not keep the process from ending.
 
     Args:
         name: The name of the thread.
@@ -28,17 +28,17 @@ class BackgroundThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is called in the thread."""
+        """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function after those that were given before."""
+        """Queue a function to be run after those queued before; the future gets its result or error."""
         future: Future[Any] = Future()
         self._jobs.put((future, function))
         return future
 
     def end(self, *, cancel: bool = False) -> None:
-        """Let the thread end after what it was given; with ``cancel``, after what it runs now."""
+        """Let the thread end after all queued functions; with ``cancel``, after the one that it runs now."""
         if cancel:
             with contextlib.suppress(Empty):
                 while (job := self._jobs.get_nowait()) is not None:
@@ -46,7 +46,7 @@ class BackgroundThread:
         self._jobs.put(None)
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, at most that long."""
+        """Wait until the thread has ended, at most ``seconds``; None: without a limit."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -57,4 +57,4 @@ class BackgroundThread:
                     future.set_result(function())
                 except BaseException as error:  # noqa: BLE001 - raised where the result is taken
                     future.set_exception(error)
-            del job, future, function  # or the result would be kept while the next one is made
+            del job, future, function  # else the result would be kept in memory during the next job

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training batches of single steps or of segments: from a stream in bounded memory, or at random from memory."""
+"""Training batches of single steps or of segments, from a stream in bounded memory or from experience in memory."""
 
 import atexit
 import itertools
@@ -31,10 +31,10 @@ Item = TypeVar("Item")
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
 """Columns that batches can have in addition to the stored ones."""
 Ahead: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
-"""Yields the same blocks, possibly prepared ahead; see `Prefetched`."""
+"""A function that returns an iterator over the same blocks, possibly prepared ahead; see `Prefetched`."""
 
 Pool: TypeAlias = Any
-"""`RowPool`, `SegmentPool` or `WholeSegmentPool`: it samples what it holds, and knows how to cut blocks of that."""
+"""`RowPool`, `SegmentPool` or `WholeSegmentPool`: holds data in memory, and takes, cuts and joins blocks of it."""
 
 NOTHING: Final = (
     "there are no steps to make batches of: the recording has none, or all of them were left out, by a filter, by a "
@@ -108,6 +108,7 @@ def sample_batches(
 
     Raises:
         DataError: a column does not exist, or there are no steps.
+        ValueError: an argument is out of range.
     """
     steps = steps_of(exp, list(exp.steps) if columns is None else columns)
     groups = Groups(lambda order: (steps for _ in order), 1, 0, lambda: rows_of(steps))
@@ -137,6 +138,7 @@ def sample_segments(
 
     Raises:
         DataError: a column does not exist, or there are no steps.
+        ValueError: an argument is out of range.
     """
     cut = cut_segments(exp, max_len)
     if columns is not None:
@@ -160,7 +162,7 @@ class Groups(NamedTuple, Generic[T]):
     num_rows: int
     """The rows of all groups together, including lookback."""
     num_trained: Callable[[], int]
-    """The number of rows that are used in batches; only called to resume."""
+    """Returns the number of rows that are used in batches; called only if batches do not start at 0."""
 
 
 def batches_of(
@@ -177,8 +179,12 @@ def batches_of(
 ) -> Generator[T, None, None]:
     """Iterate over batches from any source; see `Recording.batches` for the arguments.
 
-    ``pool`` defines the unit in which ``batch_size`` and ``start`` count: steps or whole segments. Of whole segments,
-    ``batch_size`` may be a fraction, at least 1: it is then the mean size of a batch.
+    ``pool`` defines the unit of ``batch_size``: steps or whole segments. Of whole segments, ``batch_size`` may be a
+    fraction, at least 1: it is then the mean size of a batch.
+
+    Raises:
+        DataError: there are no steps.
+        ValueError: an argument is out of range.
     """
     given = (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0), ("seed", seed, 0))
     for name, value, least in given:
@@ -252,7 +258,7 @@ def _through_buffer(
 
 
 def _in_order(parts: Iterable[T], pool: type[Pool], batch_size: int) -> Iterator[T]:
-    """Yield all rows in order, as blocks of views. They are copied when taken, while a thread may decode the next."""
+    """Yield all rows in order, as blocks of views. They are copied later, while a thread may decode the next block."""
     for part in parts:
         step = max(1, rows_of_block(pool.row_bytes(part), batch_size) // batch_size) * batch_size
         yield from pool.cut(part, range(0, pool.count(part), step))
@@ -263,8 +269,8 @@ def _rebatched(
 ) -> Generator[T, None, None]:
     """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller.
 
-    ``number`` is the index of the first batch. If ``batch_size`` is a fraction, the sizes of batches depend on theirs.
-    Blocks that are ``views`` of something larger are copied.
+    ``number`` is the index of the first batch. If ``batch_size`` is a fraction, the size of a batch depends on its
+    index. Blocks that are ``views`` of something larger are copied.
     """
     own: Callable[[T], T] = _copied if views else lambda batch: batch
     rest: T | None = None
@@ -297,16 +303,16 @@ def _copied(batch: Any) -> Any:
 # -- rows and segments in memory -------------------------------------------------------------------------------------
 
 LARGE_ROW: Final = 4096
-"""Row size in bytes from which copying a row takes as long as looking up where it is."""
+"""The row size in bytes from which copying a row takes at least as long as looking up where it is."""
 
 BLOCK_BYTES: Final = 8 * 2**20
 BLOCK_ROWS: Final = 16_384
 BLOCK_BATCHES: Final = 16
-"""Rows are gathered and passed between threads in blocks: large enough for little overhead, small enough for memory."""
+"""Limits of blocks, in which rows are gathered and passed between threads: large for speed, small for memory."""
 
 
 def rows_of_block(row_bytes: int, batch_size: int) -> int:
-    """The most rows in a block, at least 1."""
+    """The maximum number of rows in a block, at least 1."""
     return max(1, min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS)))
 
 
@@ -337,7 +343,7 @@ class RowPool:
             yield self.take(index[at : at + step])
 
     def fitting(self, index: Index, rows: int) -> int:
-        """How many of the first items of ``index`` have at most ``rows`` rows together."""
+        """The number of leading items of ``index`` that have at most ``rows`` rows in total."""
         return min(rows, len(index))
 
     @staticmethod
@@ -411,7 +417,7 @@ class SegmentPool:
             at, given = stop, int(ends[stop - 1])
 
     def fitting(self, index: Index, rows: int) -> int:
-        """How many of the first items of ``index`` have at most ``rows`` rows together."""
+        """The number of leading items of ``index`` that have at most ``rows`` rows in total."""
         return int(np.searchsorted(np.cumsum(self._exp.lengths[index]), rows, side="right"))
 
     @staticmethod
@@ -458,10 +464,10 @@ _END: Final[Any] = object()
 
 
 class Prefetched(Iterator[Item]):
-    """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator.
+    """An iterator of which a thread prepares up to ``depth`` items ahead; the thread ends with the iterator.
 
-    A process that ends waits ten seconds for the item that is being made, but not longer. An executor's thread would
-    keep the process forever if it waits for something that no longer comes, such as blocks of a cluster that is gone.
+    At its exit, the process waits at most ten seconds for the item that is being made. An executor's thread could block
+    the exit forever, by waiting for something that never comes, such as blocks from a cluster that is gone.
     """
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
@@ -502,8 +508,8 @@ class Prefetched(Iterator[Item]):
                 raise
             # Raised unchanged, it would end this thread, or the whole process, without a message.
             raise DataError(
-                f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
-                "must raise an Exception instead, and may not call sys.exit."
+                f"the code that makes batches raised {type(error).__name__}: {error}. A source, connector or "
+                "prelearner must raise an Exception instead, and may not call sys.exit."
             ) from error
         self._ahead.append(self._thread.submit(self._make))
         if item is _END:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local cache folder for conversions of other tools' files, so that each is made only once.
+"""A local cache of other tools' files in converted form, so that each file is converted only once.
 
-It is ``$ETUDE_CACHE``, or ``etude`` in the user's cache folder (``$XDG_CACHE_HOME``, ``~/.cache``). It can be removed
-at any time: missing entries are made again. If it would exceed ``$ETUDE_CACHE_BYTES`` (20 GB), the least recently used
-entries are removed.
+It is in ``$ETUDE_CACHE``, or in ``etude`` in the user's cache folder (``$XDG_CACHE_HOME``, ``~/.cache``). It can be
+removed at any time: missing entries are made again. If it would exceed ``$ETUDE_CACHE_BYTES`` (by default 20 GB), the
+least recently used entries are removed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from etude.urls import first_line
 MAX_BYTES: Final = 20 * 10**9
 """Size limit in bytes if ``$ETUDE_CACHE_BYTES`` is not set."""
 LEAST_BYTES: Final = 64 * 2**20
-"""Files with fewer bytes in total are held in memory rather than here, if they can't be read from the middle."""
+"""Files with fewer bytes in total may be kept in memory instead of in the cache; see `CachedFiles`."""
 _ABANDONED: Final = 24 * 3600
 """Seconds after which an unfinished entry is taken to be left by a killed process."""
 _LOCK: Final = ".lock"
@@ -52,12 +52,12 @@ def max_bytes() -> int:
     return int(given) if given else MAX_BYTES
 
 
-class Origin:
-    """The state of some files, which determines the cache entry for what is made of them. Can be pickled.
+class SourceFiles:
+    """Some files and their current state, which determine the cache entry for what is made from them. Can be pickled.
 
     Args:
         files: The files.
-        made_by: What else the entry depends on: the name, version and options of what makes it.
+        made_by: What else the entry depends on: the name, version and options of the converter.
 
     Raises:
         DataError: a file can't be accessed.
@@ -72,7 +72,7 @@ class Origin:
         self.key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def entry(self, make: Callable[[Path], None]) -> Path:
-        """Return the folder of what is made of the files; see `entry`.
+        """Return the folder of what is made from the files; see the function `entry`.
 
         Raises:
             DataError: it does not exist, and a file has changed since this object was created.
@@ -97,18 +97,19 @@ class Origin:
                 raise changed(file)
 
 
-class Made:
-    """Files that are made from others: in the cache, where they are made again if they are gone, or in memory.
+class CachedFiles:
+    """Files that are made from others, and kept in the cache or in memory. Can be pickled.
 
-    It can be pickled.
+    Files that are removed from the cache are made again.
 
     Args:
         origin: The files that they are made from.
         make: Fills a new folder, which it gets as its argument.
-        in_memory: Keep them in memory, unless they are larger than `LEAST_BYTES`: images may be packed a hundredfold.
+        in_memory: Whether to keep them in memory if they have fewer bytes than `LEAST_BYTES`. This is known only once
+            they are made, because images may be compressed a hundredfold.
     """
 
-    def __init__(self, origin: Origin, make: Callable[[Path], None], *, in_memory: bool) -> None:
+    def __init__(self, origin: SourceFiles, make: Callable[[Path], None], *, in_memory: bool) -> None:
         self._origin, self._make = origin, make
         self._held: dict[str, bytes] | None = None
         if not in_memory or (folder() / origin.key).is_dir():
@@ -156,7 +157,7 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
     If two processes make it at the same time, both succeed, and one result is kept.
 
     Args:
-        key: Its name, such as `Origin.key`.
+        key: Its name, such as `SourceFiles.key`.
         make: Fills a new folder, which it gets as its argument; only called if the entry does not exist.
 
     Raises:
@@ -174,7 +175,7 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
         try:
             aside.rename(path)
         except OSError:
-            if not path.is_dir():  # else another process was faster, and its entry is the same
+            if not path.is_dir():  # if it exists, another process has made the same entry
                 raise
         _make_room(path)
     except OSError as error:
@@ -198,9 +199,9 @@ def entries() -> list[tuple[Path, int, float]]:
 
 
 def clear() -> int:
-    """Remove all entries, and what killed processes left of theirs. Returns their size in bytes.
+    """Remove all entries, and unfinished ones of killed processes. Returns their size in bytes.
 
-    Recordings in use make what they need again.
+    Recordings that are in use make the entries that they need again.
     """
     found = [one for one in entries() if not one[0].name.startswith(".") or _is_left_over(one[0])]
     for path, _, _ in found:

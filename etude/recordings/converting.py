@@ -18,7 +18,7 @@ from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import RemotePath
 from etude.recordings.action_units import AS_THE_ENV_GOT
-from etude.recordings.editing import check_apart, columns_of_pass, episode_table, writer_like, written_whole
+from etude.recordings.editing import atomic_folders, check_apart, columns_of_pass, episode_table, writer_like
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
@@ -54,9 +54,10 @@ def episodes_of_one_agent(recording: Recording) -> EpisodeTable:
 
 
 def whole_episodes(recording: Recording, episodes: EpisodeTable, format: str, notes: list[str]) -> Iterator[Experience]:
-    """Iterate over all steps except lookback, in pieces of at most `MAX_ROWS` rows or one episode; a segment each.
+    """Iterate over all steps except lookback, in pieces of at most `MAX_ROWS` rows or one episode.
 
-    Episodes come in the order in which they become complete. Pieces of incomplete episodes are held in memory.
+    Each episode is one segment. Episodes come in the order in which they become complete; pieces of incomplete ones are
+    held in memory.
 
     Args:
         recording: The recording to read.
@@ -103,7 +104,7 @@ def _trained(recording: Recording, notes: list[str]) -> Iterator[Experience]:
 
 
 MAX_ROWS: Final = 65_536
-"""The most rows in memory at a time, except for episodes that are longer or not yet complete."""
+"""The maximum number of rows in memory, except for episodes that are longer or not yet complete."""
 
 
 class Writer(Protocol):
@@ -122,7 +123,7 @@ class Writer(Protocol):
     """What could not be kept, as text."""
 
     def write(self, exp: Experience) -> None:
-        """Write some segments, none of which has lookback; see `needs_final_obs`."""
+        """Write some segments, which must not have lookback; see `needs_final_obs`."""
 
     def close(self) -> None:
         """Finish all files."""
@@ -176,7 +177,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
 
 
 def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
-    """Yield what ``writer`` takes; whether it has several agents is checked at once."""
+    """Yield the pieces to write; raises a DataError before the first one if an episode has several agents."""
     episodes = episodes_of_one_agent(recording)
     if not writer.whole_episodes:
         yield from _trained(recording, notes)
@@ -205,8 +206,8 @@ def _texts(recording: Recording) -> list[str]:
 def _with_known_ends(exp: Experience, changed: Counter[str]) -> Experience:
     """Return ``exp`` such that every segment has a final observation, and count the segments that are changed.
 
-    If the episode terminated, nothing is learned from it, so the observation before is repeated. Otherwise it would
-    have to be invented, so the last step is dropped, and its observation becomes the final one.
+    If the episode terminated, nothing is learned from the final observation, so the one before is repeated. Otherwise,
+    it would have to be invented, so the last step is dropped, and its observation becomes the final one.
     """
     lost = ~exp.segments.has_final_obs
     if not lost.any():
@@ -243,7 +244,7 @@ def convert(
 
     Args:
         recording: A recording of any readable format, or where it is (see `Recording.open`).
-        path: A folder that does not exist or is empty. The files appear there if all is written, and else not at all.
+        path: A folder that does not exist or is empty. Its files appear only once everything has been written.
         format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; ``lerobot``; or ``minari``, where
             the folder must be named like a dataset, such as ``cartpole-v0``. The ``notes`` of the returned recording
             list what the format could not hold.
@@ -251,8 +252,8 @@ def convert(
             the converted LeRobot dataset, or 30.
 
     Raises:
-        DataError: something can't be read; ``path`` is not empty, or lies in what is read; there is nothing to write;
-            or the format can't hold the data, such as several agents, incomplete episodes, or a space.
+        DataError: something can't be read; ``path`` is not empty, or is inside what is read; there is nothing to write;
+            or the format can't hold the data, such as several agents, incomplete episodes, or one of the spaces.
         SettingsError: the format is unknown; ``path`` is named like a file of another kind, such as ``x.csv``; or
             ``fps`` is less than 1, or given for another format.
     """
@@ -277,7 +278,7 @@ def convert(
     if first is None:
         raise nothing_in(recording)
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
-    with written_whole([path]) as (folder,), writer_like(recording, folder, meta) as writer:
+    with atomic_folders([path]) as (folder,), writer_like(recording, folder, meta) as writer:
         writer.write(first)
         for exp in found:
             writer.write(exp)
@@ -294,7 +295,7 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     path = Path(where)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path}: already exists and is not empty. Choose another folder, or remove it.")
-    with written_whole([path]) as (folder,):
+    with atomic_folders([path]) as (folder,):
         assert isinstance(folder, Path)
         notes = exported(recording, folder, format, path, fps)
     written = Recording.open(path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make new recordings from others, by whole episodes: split, filter, sample, merge. In bounded memory, of any format.
+"""Split, filter, sample and merge recordings by whole episodes, of any readable format, in bounded memory.
 
-Each reads the data twice: once for the figures of the episodes, and once to copy. All steps of an episode stay
-together, whichever agent they are of and wherever they are stored.
+The data is read twice: once for the figures (statistics) of the episodes, and once to copy it. All steps of an episode
+stay together, whichever agent they are of and wherever they are stored.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A recording that was written."""
+    """One recording that was written."""
 
     path: str
     episodes: int
@@ -74,9 +74,9 @@ class Edited:
 
 
 def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequence[str]) -> Sequence[str]:
-    """Return the columns for a pass that needs only ``needed`` before a pass that writes ``written``.
+    """Return the columns to read in a first pass that needs only ``needed``, before a pass that writes ``written``.
 
-    What ``on_bad`` leaves out depends on the columns read, so both passes must then read the same ones.
+    What ``on_bad`` leaves out depends on the columns read. If it leaves out anything, both passes must read the same.
     """
     return written if recording.leaves_out else needed
 
@@ -90,7 +90,7 @@ def writer_like(recording: Recording, path: AnyPath, meta: Mapping[str, Any], **
 
 
 @contextmanager
-def written_whole(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[AnyPath]]:
+def atomic_folders(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[AnyPath]]:
     """Yield a folder to write into for each of ``paths``, where its files appear only if everything succeeds.
 
     Locally, these are hidden folders, which are renamed at the end. Behind URLs, files are written in place, and are
@@ -113,7 +113,7 @@ def _written_whole(path: AnyPath) -> Iterator[AnyPath]:
                 file.unlink(missing_ok=True)
             raise
         return
-    is_there = path.is_dir()  # it may be a mount point: then only files inside of it can be renamed
+    is_there = path.is_dir()  # it may be a mount point, which can't be replaced: then files are moved into it
     aside = (path / "x" if is_there else path).with_name(f".{path.name}.tmp")
     try:
         aside.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def _written_whole(path: AnyPath) -> Iterator[AnyPath]:
 
 
 def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recording]) -> None:
-    """Raise a DataError if an output folder holds a recording, or is inside an input or another output."""
+    """Raise a DataError if an output folder holds a recording, or is, or is inside, an input or another output."""
     outs = [located(path) for path in to]
     places = [place for recording in recordings for place in _places(recording.path)]
     for out in outs:
@@ -189,7 +189,7 @@ def split_recording(
         recording: The recording to split, or where it is (see `Recording.open`).
         to_train: The folder of the first part.
         to_validation: The folder of the second part.
-        fraction: The first part's share of the episodes, between 0 and 1 (exclusive); each part gets at least one.
+        fraction: The first part's share of the episodes, above 0 and below 1; each part gets at least one episode.
         seed: At least 0. The split depends on it and on the order of the episodes.
 
     Raises:
@@ -225,10 +225,10 @@ def filter_recording(
     Args:
         recording: The recording to choose from, or where it is (see `Recording.open`).
         path: The folder of the new recording.
-        min_return: The least sum of an episode's rewards over all its agents.
-        max_return: The largest such sum.
-        min_length: The least number of steps of the agent that has most.
-        max_length: The largest such number.
+        min_return: The minimum return of an episode: the sum of rewards over all its agents.
+        max_return: The maximum return.
+        min_length: The minimum length of an episode: the number of steps of the agent that has most.
+        max_length: The maximum length.
         where: An expression over an episode's figures, such as ``return > 100 and mean(reward) > 0.5``; see
             `etude.recordings.where.Expression`.
 
@@ -270,13 +270,13 @@ def sample_recording(
     Args:
         recording: The recording to draw from, or where it is (see `Recording.open`).
         path: The folder of the new recording.
-        episodes: The number of episodes, at least 1; or
-        steps: draw episodes until they have at least this many steps in total, over all agents.
+        episodes: The number of episodes, at least 1. Give either this or ``steps``.
+        steps: Sample episodes until they have at least this many steps in total, over all agents; at least 1.
         seed: At least 0. The sample depends on it and on the order of the episodes.
 
     Raises:
         DataError: there are not enough; something can't be read or written; or the folder holds a recording.
-        SettingsError: neither or both are given, or one is below 1.
+        SettingsError: neither or both of ``episodes`` and ``steps`` are given, or an argument is out of range.
     """
     if (episodes is None) == (steps is None):
         raise SettingsError("give the size of the sample as `episodes` or as `steps`, one of them.")
@@ -301,7 +301,7 @@ def sample_recording(
 def episode_table(
     recording: Recording, where: Expression | None = None, columns: Sequence[str] | None = None
 ) -> EpisodeTable:
-    """Return the figures of a recording's episodes; memory holds a piece of it and some numbers for each segment.
+    """Return the figures of a recording's episodes, in one pass. Memory holds a piece and a few numbers per segment.
 
     Raises:
         DataError: something can't be read.
@@ -347,7 +347,7 @@ def _copied(
         raise SettingsError("both parts would be written to the same folder: give two.")
     check_apart(list(to), [recording])
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
-    with written_whole(list(to)) as folders, ExitStack() as stack:
+    with atomic_folders(list(to)) as folders, ExitStack() as stack:
         writers = [stack.enter_context(writer_like(recording, folder, meta)) for folder in folders]
         for exp in recording.stream():
             codes = episodes.codes(exp)
@@ -389,7 +389,7 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     env = opened[0].env if len({recording.env for recording in opened}) == 1 else None
     steps = 0
     with (
-        written_whole([path]) as (folder,),
+        atomic_folders([path]) as (folder,),
         writer_like(opened[0], folder, _meta(opened), env=env, columns=list(dtypes)) as writer,
     ):
         for recording, ids in zip(opened, renamings, strict=True):
@@ -427,7 +427,7 @@ def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple
 
 
 def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]], dict[str, str]]:
-    """The dtypes of the columns that all have; and for each other column, a recording that lacks it."""
+    """The dtypes of the columns that all recordings have; and for each other column, a recording that lacks it."""
     everyone = dict.fromkeys(name for recording in recordings for name in recording.columns)
     lacking = {name: next((str(r.path) for r in recordings if name not in r.columns), None) for name in everyone}
     common = [name for name, where in lacking.items() if where is None]
@@ -479,7 +479,7 @@ def _as_dtype(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _meta(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Merge metadata: what all have in common, and the rest for each recording."""
+    """Merge metadata: entries that all have in common, and the others for each recording."""
     metas = [recording.meta for recording in recordings]
     same, rest = shared_meta(metas)
     if names := set.intersection(*(set(meta.get("inferred") or ()) for meta in metas)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes: figures for each, counted in one pass; and joining their pieces to whole episodes."""
+"""Figures (statistics) of episodes, computed in one pass; and joining pieces of episodes to whole ones."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -98,7 +98,7 @@ class EpisodeTable:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _merged(self, name: str, how: str) -> NDArray[np.float64]:
-        """A column reduced to a value for each episode."""
+        """A column reduced to one value per episode, ``[episodes]``."""
         out = np.full(len(self._codes), _STARTS[how])
         with np.errstate(invalid="ignore"):  # NaN stays NaN
             _MERGES[how].at(out, self._columns["code"], self._columns[name])
@@ -128,7 +128,7 @@ class EpisodeTable:
 
 
 def _coded(ids: Ids, known: dict[Any, int]) -> Index:
-    """``[n]``: the code of each id in ``known``, to which new ids are added in the order in which they come."""
+    """The code of each id in ``known``, ``[n]``. New ids are added to ``known`` in order of appearance."""
     used, first, inverse = np.unique(ids.codes, return_index=True, return_inverse=True)
     order = np.argsort(first)
     codes = np.empty(len(used), np.int64)
@@ -145,10 +145,10 @@ def _ended(reduction: Reduction, values: NDArray[Any], steps: NDArray[np.int64])
 def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
     """Return counts and sums of episodes, agents, steps and returns of ``pieces``, as JSON data.
 
-    Counts and sums are over steps that are not lookback. ``env_steps`` are the env's steps in which an agent acted: a
-    recording has no rows of the others. ``final_obs_sum`` is over the final observations of episodes that ended.
-    ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of observations
-    and actions are float64, over all numbers in them as recorded.
+    Counts and sums are over steps that are not lookback. ``env_steps`` is the number of env steps in which an agent
+    acted; a recording has no rows of the others. ``final_obs_sum`` is over the final observations of episodes that
+    ended. ``return_*`` are over all episodes, including unfinished ones; agents' rewards are summed for each episode.
+    The sums of observations and actions are float64, over all numbers as recorded.
     """
     table = EpisodeTable()
     clock = [np.zeros((0, 3), np.int64)]  # several agents that act at the same time take one env step
@@ -185,7 +185,7 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
 
 
 def _clock_spans(exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> Index:
-    """The spans of the env's clock in ``exp``, ``[n, 3]``: episode, first, last + 1.
+    """The ranges of env steps in ``exp``, int64 ``[n, 3]``: episode, first step, last step + 1.
 
     Args:
         exp: The experience.
@@ -228,7 +228,7 @@ def _or_none(value: float) -> float | None:
 # -- whole episodes out of pieces ------------------------------------------------------------------------------------
 
 HELD_BYTES: Final = 256 * 2**20
-"""The most memory that unfinished episodes take; beyond it, those updated longest ago are returned incomplete."""
+"""The most memory for unfinished episodes, in bytes. Beyond it, those updated longest ago are returned incomplete."""
 
 
 @dataclasses.dataclass
@@ -261,9 +261,9 @@ class Assembler:
     Args:
         together: An episode is whole when all its agents seen so far have ended; their pieces must come in order of
             time. If False, each agent's part is an episode of its own, and pieces may come in any order.
-        lengths: The number of steps of whole episodes, by the hash of their id. For other episodes, it is known from
-            their end.
-        max_bytes: The most memory held, if agents wait for each other (``together``).
+        lengths: The number of steps of whole episodes, by the hash of their id. For other episodes, it is known once
+            their end has come.
+        max_bytes: The most memory held, in bytes, with ``together``.
     """
 
     def __init__(
@@ -276,10 +276,10 @@ class Assembler:
         """By episode, or by episode and agent; the most recently updated last."""
 
     def add(self, exp: Experience) -> list[Experience]:
-        """Add segments without lookback; returns the episodes that are whole now.
+        """Add segments, which must not have lookback; returns the episodes that are whole now.
 
-        An agent's segments are joined to one, unless steps are duplicated or several modules acted in it. The agents
-        of an episode are next to each other.
+        An agent's segments in an episode are joined to one, unless steps are duplicated or several modules acted. The
+        agents of an episode are next to each other.
         """
         touched, out = self._put(copied(exp))
         if self._together:
@@ -316,7 +316,7 @@ class Assembler:
             self.waiting[key] = held
         facts = (s.module_id.tolist(), s.done.tolist(), s.t_start.tolist(), exp.lengths.tolist())
         for i, (key, agent, module, done, first, length) in enumerate(zip(keys, agents, *facts, strict=True)):
-            if key not in self.waiting:  # it was already returned as whole, and this is more of it
+            if key not in self.waiting:  # an earlier segment made it whole, so it was returned; this is more of it
                 self.waiting[key] = Waiting(self._lengths.get(hash(names[i])))
             one = self.waiting[key]
             one.places.append((self._num_adds - 1, i))

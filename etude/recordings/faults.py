@@ -47,7 +47,8 @@ def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
     """Find every fault in observations, actions, rewards and final observations.
 
     Args:
-        exp: The experience to check. Rows of a column are checked only if the sum of the column is not finite.
+        exp: The experience to check. Its rows are searched for NaN and infinity only if the sum of a column is not
+            finite.
         leaves: The simple spaces of observations and actions by column.
     """
     last = exp.offsets[1:] - 1
@@ -116,9 +117,9 @@ def _rows_outside(values: NDArray[Any], leaf: Space | None) -> Index:
 
 
 def impossible_logp(exp: Experience, leaves: Mapping[str, Space]) -> Index:
-    """The rows whose `logp`, if there is one, can't belong to an action that was sampled.
+    """The rows whose ``logp`` can't be the log-probability of a sampled action; none if there is no such column.
 
-    It must be finite; and if all action spaces are discrete, at most 0, up to rounding.
+    It must be finite, and, if all action spaces are discrete, at most 0, up to rounding.
     """
     logp = np.asarray(exp.steps.get(col.LOGP, np.zeros(0)))
     if logp.ndim != 1 or logp.dtype.kind not in "fiu":
@@ -137,7 +138,7 @@ def logp_fault(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
 
 
 def beyond_bounds(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
-    """Find values outside the bounds of spaces that were given for the data, which may have other units."""
+    """Find values outside the bounds of ``leaves``, the spaces given by the user; the data may have other units."""
     for name, leaf in leaves.items():
         if name not in exp.steps or not isinstance(leaf, spaces.Box) or leaf.dtype.kind != "f":
             continue
@@ -151,8 +152,8 @@ def beyond_bounds(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Faul
 
 
 _ROUNDED: Final = 1e-3
-"""How far above 0 a log-probability may be by rounding, such as in bfloat16; and a value outside of its bounds, as a
-part of their distance."""
+"""The rounding error that is allowed: of a log-probability above 0, as in bfloat16, and of a value outside its bounds,
+relative to the distance between them."""
 
 _REMEDIES: Final = {
     "nan": "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair).",
@@ -172,7 +173,7 @@ _REMEDIES: Final = {
     "after_end": "Two episodes may share an id. Give each its own.",
     "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
     "do two episodes share an id? Then give each its own: if it is the id of a machine or a person with several "
-    "episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
+    "episodes, combine it with the number of the episode (docs/your-data.md, Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 
@@ -328,7 +329,7 @@ class Timeline:
     def __init__(self, units: Units, kinds: Sequence[str] = ()) -> None:
         self._units, self._kinds = units, kinds
         self._seen: set[int] = set()  # parts
-        self._runs: list[tuple[Index, Spans]] = []  # each by time, with its keys; less than half as long as the last
+        self._runs: list[tuple[Index, Spans]] = []  # sorted, with keys; each at most half as long as the one before
         self._names: dict[int, Experience] = {}  # by part; only of parts with conflicts
         self._conflict: str | None = None
 
@@ -361,8 +362,8 @@ class Timeline:
         return sorted_by_time(run for _, run in self._runs)
 
     def problems(self, kinds: Sequence[str] = (*KINDS, NOT_DONE), spans: Spans | None = None) -> Iterator[Problem]:
-        """The problems of these kinds in all parts seen, or in ``spans``: a conflict for each kind, episode and agent,
-        and a warning if some episodes do not end.
+        """The problems of these kinds in all parts seen, or in ``spans``: at most one conflict for each kind, episode
+        and agent, and one warning if some episodes do not end.
         """
         spans = self.spans() if spans is None else spans
         for kind, at in clashes(spans).items():
@@ -372,12 +373,12 @@ class Timeline:
                 if a.key not in reported and self._owner(a) == self._owner(b):  # not only equal hashes
                     reported.add(a.key)
                     yield self._problem(kind, a, b)
-        if NOT_DONE in kinds and self._units.format != FORMAT:  # whose recordings of training are cut anywhere
+        if NOT_DONE in kinds and self._units.format != FORMAT:  # a run may end, and cut its own format, anywhere
             yield from self._not_done(spans)
 
     def _not_done(self, spans: Spans) -> Iterator[Problem]:
         is_last = np.append(spans["key"][1:] != spans["key"][:-1], True)[: len(spans)]
-        # If the next observation is unknown, it is a fault; and a single step may be all that was stored of an episode.
+        # An unknown next observation is a fault of its own; and possibly only the first step of an episode was stored.
         is_cut = ~spans["terminated"] & ~spans["truncated"] & spans["known"] & (spans["stop"] > 1)
         cut = spans[is_last & is_cut]
         if len(cut):

@@ -18,7 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import impossible_times
 from etude.experience.table import KEYS
-from etude.files import AnyPath, in_arrow, relative, visible_files
+from etude.files import AnyPath, arrow_path, relative, visible_files
 from etude.recordings import footers
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
@@ -49,8 +49,8 @@ class DataFile:
         """Whether another tool wrote it last, so that the order of rows and the types of columns may differ."""
         return self.version == 0 or (self.version > 1 and not is_declared_in_order(self.metadata))
 
-    def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
-        """For a file that another tool has rewritten, the segment numbers and the first and last ``t`` per row group.
+    def rewritten_segments(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
+        """For a file that another tool has rewritten, each row group's segment numbers and first and last ``t``.
 
         None if its rows are not in the order of Etude's writer, or if there is no header. For files that Etude wrote,
         the list is empty and nothing is read.
@@ -92,7 +92,7 @@ class DataFile:
         try:
             if where is not None:
                 checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-                path, system = in_arrow(self.path)
+                path, system = arrow_path(self.path)
                 fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
                     str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
                 )
@@ -128,7 +128,9 @@ class DataFile:
         return bool(self.load(group, keys, None).segments.lookback.any())
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
-        """Read some columns of one row group as experience; a segment continued from the one before keeps its lookback.
+        """Read some columns of one row group as experience; with ``where``, only the rows for which it holds.
+
+        A segment that continues from the previous row group keeps the rest of its lookback.
 
         Raises:
             DataError: the bytes can't be decoded, or are not those of experience.
@@ -152,7 +154,7 @@ class DataFile:
         return exp
 
     def _lookback_before(self, group: int) -> int:
-        """The number of first rows of a row group that are lookback of a segment begun in an earlier row group."""
+        """The number of leading rows of a row group that are lookback of a segment begun in an earlier row group."""
         rows = 0
         while group and col.LOOKBACK in self.schema.names:
             group -= 1
@@ -187,7 +189,7 @@ class DataFile:
 
 
 def has_own_columns(names: Sequence[str]) -> bool:
-    """Whether columns of these names are those of a recording, whoever has written them."""
+    """Whether these are the column names of a recording in Etude's format, whichever tool has written it."""
     return set(REQUIRED) <= set(names) and all(col.under(names, root) for root in (col.OBS, col.ACTION))
 
 

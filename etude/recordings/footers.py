@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude.errors import DataError, described
-from etude.files import AnyPath, RemotePath, in_arrow
+from etude.files import AnyPath, RemotePath, arrow_path
 from etude.urls import first_line
 
 _AT_ONCE: Final = 24
@@ -50,9 +50,9 @@ def whole(found: pq.FileMetaData | DataError) -> pq.FileMetaData:
 def opened(
     path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequence[str] = (), *, checked: bool = False
 ) -> pq.ParquetFile:
-    """Open a file; its pages are checked as they are read, unless they were ``checked`` before. Columns among ``keys``
-    are read dictionary-encoded."""
-    source, system = in_arrow(path)
+    """Open a file. Checksums of pages are verified on reading, unless they were ``checked`` before. Columns among
+    ``keys`` are read dictionary-encoded."""
+    source, system = arrow_path(path)
     how = {"metadata": metadata, "read_dictionary": list(keys), "page_checksum_verification": not checked}
     return pq.ParquetFile(source, filesystem=system, **how)
 
@@ -70,7 +70,7 @@ def _tried(path: AnyPath) -> pq.FileMetaData | DataError:
 
 
 def _read(path: AnyPath) -> pq.FileMetaData:
-    source, system = in_arrow(path)
+    source, system = arrow_path(path)
     try:
         metadata = pq.read_metadata(source, filesystem=system)
         _ = metadata.schema.to_arrow_schema().names  # decodes them
@@ -86,7 +86,7 @@ def _read(path: AnyPath) -> pq.FileMetaData:
         ) from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
-            f"{path}: a library that this process has imported, such as Ray Data, refuses what the file says of its "
+            f"{path}: a library that this process has imported, such as Ray Data, rejects the file's Arrow "
             f"types ({first_line(error)}). Convert the recording in a process without it, by `etude data convert`."
         ) from error
     except Exception as error:

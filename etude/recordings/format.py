@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of recording formats: how a recording is described, and read unit by unit."""
+"""The interface of recording formats: describing a recording, and reading it unit by unit."""
 
 import abc
 import dataclasses
@@ -18,7 +18,7 @@ from etude.recordings.layout import Header
 from etude.settings import suggestion
 
 MAX_ROWS: Final = 65_536
-"""The most steps that a unit should have, unless one episode, file or row group has more."""
+"""The maximum number of steps in a unit, unless one episode, file or row group has more."""
 MAX_BYTES: Final = 64 * 2**20
 """The approximate size limit of a unit in memory, in bytes, with the same exceptions."""
 
@@ -34,7 +34,7 @@ class Problem:
     file: str
     """The file, or the folder if it concerns the whole recording."""
     row: int | None = None
-    """The row in the file, or the line of a text file, from 0 (in the message, as users count it)."""
+    """The row in the file, or the line of a text file, from 0. The message may count differently."""
     column: str | None = None
     """The column, by its name in the file."""
     count: int = 1
@@ -51,7 +51,7 @@ class Problem:
 
 
 MAPPING: Final = "mapping"
-"""The kind of warnings that columns of a table may mean something else, which are logged when it is opened."""
+"""The kind of warnings that a table's columns may mean something else. They are logged when the table is opened."""
 
 
 class UnreadableError(DataError):
@@ -78,14 +78,14 @@ class Place(NamedTuple):
 
 
 def follow(obs: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether the next observations of rows are the observations of the rows after them; NaN follows NaN.
+    """Whether each row's next observation equals the observation of the row after it; NaN equals NaN.
 
     Args:
         obs: ``[rows, ...]``: the observations.
         after: ``[rows, ...]``: the next observations.
 
     Returns:
-        ``[rows - 1]``.
+        bool ``[rows - 1]``.
     """
     a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after[:-1], obs[1:]))
     found: NDArray[np.bool_] = (a == b).all(axis=1)
@@ -217,7 +217,7 @@ class FileFormat(Format):
 def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, derived: Sequence[str] = ()) -> list[str]:
     """Return the step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
 
-    ``derived`` are not step columns, but may be the nearest to a wrong name, or requested in the wrong place.
+    ``derived`` are names that are not step columns, but that the message may suggest or explain.
 
     Raises:
         DataError: a name matches no column.
@@ -237,7 +237,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
 
 
 def most_rows(row_bytes: float) -> int:
-    """Return the most rows of this size that a unit should have, at least 1."""
+    """Return the maximum number of rows of this size (in bytes) in a unit, at least 1."""
     return max(1, min(MAX_ROWS, int(MAX_BYTES // max(1, row_bytes))))
 
 
@@ -254,7 +254,11 @@ def grouped(lengths: NDArray[np.int64], limit: int = MAX_ROWS) -> NDArray[np.int
 def cut_long(
     offsets: NDArray[np.int64], limit: int = MAX_ROWS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Cut segments into pieces of at most ``limit`` rows: each one's segment, first row, and row after the last."""
+    """Cut segments into pieces of at most ``limit`` rows.
+
+    Returns:
+        The segment, the first row, and the row after the last of each piece, ``[pieces]`` each.
+    """
     count = -(-np.diff(offsets) // limit)
     parent = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(parent)) - np.repeat(np.cumsum(count) - count, count)
@@ -263,7 +267,7 @@ def cut_long(
 
 
 def lost_rows(path: AnyPath, said: Mapping[str, Any], found: Mapping[str, int]) -> list[Problem]:
-    """Problems for counts in a dataset's metadata, in the file ``path``, that differ from what is there."""
+    """Problems for counts in a dataset's metadata, in the file ``path``, that differ from the counts ``found``."""
     return [
         Problem(
             "lost_rows",

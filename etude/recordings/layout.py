@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Etude's own format, version 2, as specified in `docs/format.md`: metadata of files, and encodings.
 
-All metadata is in the footers of the Parquet files: a header for the whole recording, and facts about the file, which
-show whether another file is lost. Format 1 also has a ``recording.json`` in the folder.
+All metadata is in the footers of the Parquet files: a header for the whole recording, and facts about the file, from
+which lost files are detected. Format 1 also has a ``recording.json`` in the folder.
 """
 
 import dataclasses
@@ -101,11 +101,11 @@ class Header:
 
     @property
     def units(self) -> str:
-        """The units of the actions, in words; those of recordings that are joined must be the same."""
+        """The units of the actions, in words. Recordings that are joined must have the same."""
         return units(self.action_space, self.meta)
 
     def check_alike(self, other: "Header", where: str, remedy: str) -> None:
-        """Raise a DataError if ``other``, of what is at ``where``, has other spaces, or actions in other units."""
+        """Raise a DataError if ``other``, the header of the recording ``where``, has other spaces or action units."""
         facts = [(f"`{root}` space is", space, other.spaces[root]) for root, space in self.spaces.items()]
         for what, own, found in (*facts, ("actions are", self.units, other.units)):
             if own != found:
@@ -186,7 +186,7 @@ def read_json(path: AnyPath) -> Any:
 
 
 def shared_meta(metas: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the metadata of several recordings: what is the same in all of them, and the rest of each."""
+    """Split the metadata of several recordings: the entries that are the same in all, and the others of each."""
     metas = [_in_one_form(meta) for meta in metas]
     same = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}
     return same, [{key: value for key, value in meta.items() if key not in same} for meta in metas]
@@ -211,7 +211,7 @@ def number_of(name: str, prefix: str = PREFIX) -> int | None:
 
 
 def first_segment(prefix: str) -> int:
-    """The number of the first segment of a series; ranges of different series hardly ever overlap."""
+    """The number of the first segment of a series, such that different series very rarely use the same numbers."""
     return 0 if prefix == PREFIX else (zlib.crc32(prefix.encode()) & 0x7FFF_FFFF) << 32
 
 
@@ -310,11 +310,12 @@ def check_encoding(encoding: str) -> None:
 
 
 def parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec], encoding: Encoding) -> dict[str, Any]:
-    """Return the writer options for each column. On CartPole, this reads 50 % faster than Zstandard, and is smaller.
+    """Return the options of the Parquet writer for each column.
 
-    Numbers are split into bytes or differences and compressed by LZ4; images and strings by Zstandard; ``codecs``
-    takes precedence. Dictionaries and statistics of numbers would more than halve the speed, so only keys have them.
-    With ``plain``, nothing is split, and the default codec is Snappy.
+    Numbers are encoded as separate bytes or as differences, and compressed by LZ4; images and strings by Zstandard.
+    ``codecs`` takes precedence. On CartPole, files are smaller than with Zstandard alone, and reading is 50 % faster.
+    Dictionaries and statistics of numbers would more than halve the speed, so only keys have them. With ``plain``,
+    numbers are stored as they are, and the default codec is Snappy.
     """
     encodings, compression, levels = {}, {}, {}
     for field in schema:

@@ -38,9 +38,9 @@ class _Series:
     kind: Kind
     writer: RecordingWriter
     held: Assembler | None
-    """None if steps are written as they come."""
+    """The unfinished episodes; None if steps are written as they come."""
     there: Ends
-    """The first step that is not yet in the files, for a run that resumed from before that."""
+    """The first step that is not yet in the files, for a resumed run whose state is older than the files."""
 
     def take(self, exp: Experience) -> None:
         parts = [exp]
@@ -66,15 +66,15 @@ class _Series:
     def has_later_steps(self) -> bool:
         """Whether the files have steps that come after those held.
 
-        A run that is closed writes what it holds, which a state that was saved just before holds, too.
+        Steps that are held may also be in the files: closing a run writes what it holds.
         """
         ends: Ends = {}
         for exp in self.held.held() if self.held is not None else []:
             _extend(ends, exp)
         return any(end > ends.get(key, 0) for key, end in self.there.items())
 
-    def go_on_as(self, suffix: str) -> None:
-        """Give the running episodes that are held other ids, and write what comes next whatever is there."""
+    def rename_held(self, suffix: str) -> None:
+        """Put a suffix on the ids of the episodes that are held, and from now on write all steps."""
         self.there = {}
         if self.held is not None:
             self.held.rename(suffix)
@@ -94,23 +94,23 @@ class _Series:
 class ModuleWriters:
     """Writes the raw experience of modules below one path.
 
-    Modules with equal spaces share the recording at the path. If spaces differ, each module has its own recording, in a
-    subfolder of its name; an episode has the same id in all of them.
+    If all modules have equal spaces, they share the recording at the path. Otherwise, each module has its own one, in a
+    subfolder with its name; an episode has the same id in all of them.
 
     Behind a URL, where there are no locks, the names of files and episodes contain a random part, so that two runs that
     write to one place at the same time do not lose data.
 
     Args:
         path: The folder.
-        below: Where a relative path begins; None: the current folder.
+        below: The folder that a relative path starts from; None: the current folder.
         kinds: The spaces of each module, by its id.
         columns: The step columns to keep, by name or root; ``env_t`` is kept if it exists. None: all.
         layout: ``episodes`` holds unfinished episodes back until they end (see `Assembler`); ``table`` writes steps as
             they come.
         append: Add to an existing recording; if False, an existing recording is an error.
         state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
-        is_run: Whether episodes are of training runs, of which several may give the same ids: these get a suffix,
-            which is random behind a URL. Otherwise the ids are unique.
+        is_run: Whether episodes come from training runs, several of which may use the same ids. The ids then get a
+            suffix, which is random behind a URL. If False, the ids must be unique already.
         options: Other arguments of each `RecordingWriter`.
 
     Raises:
@@ -157,7 +157,7 @@ class ModuleWriters:
             # Also called on garbage collection and interpreter exit; what was created last is finished first.
             self._finish = weakref.finalize(self, opened.pop_all().close)
         if is_run and state is None and self._newest and not self._tag:
-            self._tag = f"+{self._newest}"  # runs with the same seed give their episodes the same names
+            self._tag = f"+{self._newest}"  # runs with the same seed give their episodes the same ids
         self._rows = 0
         """The number of rows since the metadata was set."""
 
@@ -171,13 +171,13 @@ class ModuleWriters:
         return any(series.has_later_steps for series in self._series.values())
 
     def go_on(self, *, new_episodes: bool, other_ids: bool) -> None:
-        """Say how a run that resumes goes on, before it writes its first steps.
+        """Set how a resumed run continues. Call it before the run writes its first steps.
 
         Args:
-            new_episodes: Its running episodes do not continue: what is held of them is written now, as it is.
-            other_ids: What it writes from now on gets other ids, as they may be those of steps that are in the files
-                but were made in another way. What is held is written under the new ids, so that episodes are whole,
-                although its steps may also be in the files.
+            new_episodes: Whether the run begins new episodes. The unfinished ones that are held are then written now.
+            other_ids: Whether episodes get other ids from now on. This is needed if the files already have other steps
+                under the ids that follow. What is held is also written under the new ids, so that episodes are whole,
+                although its steps may be in the files already.
 
         Raises:
             DataError: a write failed.
@@ -188,7 +188,7 @@ class ModuleWriters:
             suffix = f"+{self._newest}"
             self._tag += suffix
             for series in self._series.values():
-                series.go_on_as(suffix)
+                series.rename_held(suffix)
 
     def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
         """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""
@@ -252,7 +252,7 @@ class ModuleWriters:
         return self._rows >= ROW_GROUP_ROWS
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
-        """See `RecordingWriter.set_meta`."""
+        """Set the metadata of all recordings; see `RecordingWriter.set_meta`."""
         self._rows = 0
         for series in self._series.values():
             series.writer.set_meta(meta)
@@ -293,7 +293,7 @@ def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
 
 
 def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> Ends:
-    """Where the episodes end in the files from number ``first`` up to ``stop``."""
+    """Where the episodes end in the files with numbers from ``first`` up to, but not including, ``stop``."""
     ends: Ends = {}
     if first >= stop:
         return ends
@@ -306,7 +306,7 @@ def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) 
 
 
 def _extend(ends: Ends, exp: Experience) -> None:
-    """Add where the segments of ``exp`` end."""
+    """Add the ends of the segments of ``exp``."""
     s = exp.segments
     stops = (s.t_start + exp.lengths).tolist()
     for name, agent, stop in zip(s.episode_id.tolist(), s.agent_id.tolist(), stops, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open what a user gives: the units of a recording, or of several that are read as one, under a common numbering."""
+"""Open a recording, or several that are read as one, from paths, URLs, globs and sources."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     """What `Recording.open` takes: a path, a URL, a glob, a `Source`, or a list of these."""
 
 GivenSpaces: TypeAlias = Callable[[], tuple[Space | None, Space | None]]
-"""Gives the spaces of observations and actions for data that does not state them; None infers them."""
+"""Returns the spaces of observations and actions for data that does not state them; None: infer it."""
 
 _AT_ONCE: Final = 24
 _ROOTS: Final = (col.OBS, col.ACTION)
@@ -56,7 +56,7 @@ class TableError(DataError):
         words = f"A guess, for you to check: {guess.words}"
         listed = "; ".join(guess.unsure)
         super().__init__(
-            f"{path} is a table with the columns {', '.join(guess.found)}: say which of them are what, with --columns, "
+            f"{path} is a table with the columns {', '.join(guess.found)}: say what they mean, with --columns, "
             f"or in Python with etude.Source(path, columns=...). {words}{f' (not sure: {listed})' if listed else ''}. "
             f"`etude data info` shows more."
         )
@@ -117,11 +117,11 @@ class Units:
     def __init__(self, members: Sequence[Described], header: Header) -> None:
         self.members, self.header = tuple(members), header
         self.given: frozenset[str] = frozenset()
-        """Of which of observations and actions the space is not the data's own, but was given; see `opened`."""
+        """Those of ``obs`` and ``action`` whose space was given rather than read from the data; see `opened`."""
         self.claimed: frozenset[str] = frozenset()
-        """Of which of them the space is the user's: it was given, or a `Source` has it. The data may exceed it."""
+        """Those whose space is the user's, either given or from a `Source`. The data may exceed it."""
         self.lacking: frozenset[str] = frozenset()
-        """Of which of them the space was inferred."""
+        """Those whose space was inferred."""
         names = list(dict.fromkeys(member.format.name for member in members))
         self.format = names[0] if len(names) == 1 else "joined"
         self.files: list[AnyPath] = [file for member in members for file in member.contents.files]
@@ -136,7 +136,7 @@ class Units:
 
     @property
     def own(self) -> OwnFormat | None:
-        """The format if this is a single recording in Etude's format, of which much is known without reading."""
+        """The format if this is a single recording in Etude's format, else None."""
         format = self.members[0].format
         return format if len(self.members) == 1 and isinstance(format, OwnFormat) else None
 
@@ -145,10 +145,10 @@ class Units:
         return isinstance(self.members[self._units[k][0]].format, OwnFormat)
 
     def rows(self, k: int) -> int:
-        """Return the number of steps of unit ``k``; reads it the first time if that is not known otherwise.
+        """Return the number of steps of unit ``k``. If it is unknown, the unit is read.
 
         Raises:
-            DataError: it is not known, and the unit can't be read.
+            DataError: the number is unknown, and the unit can't be read.
         """
         known = self._units[k][1].rows
         if known is None and k not in self._rows:
@@ -174,8 +174,8 @@ class Units:
             problems: If given, what can't be read is left out and added to it, and so are harmless oddities.
 
         Raises:
-            DataError: something in it can't be read; or a column has another dtype or shape than in another of several
-                recordings. With ``problems``, it is an UnreadableError, raised if nothing can be read.
+            DataError: something in it can't be read; or a column's dtype or shape differs between the recordings that
+                are read as one. With ``problems``, it is an UnreadableError, raised only if nothing can be read.
         """
         member, unit = self._units[k]
         format, contents, _ = self.members[member]
@@ -203,7 +203,7 @@ class Units:
             self._rows[k] = exp.num_steps
         return exp
 
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+    def load_readable(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
         """Load what is readable of unit ``k``; also returns problems that do not show in its steps, harmless or not.
 
         Raises:
@@ -213,8 +213,8 @@ class Units:
         return self.load(k, columns, problems=problems), problems
 
     def keys(self, k: int) -> Experience:
-        """Like `load_rest`, but without columns and problems."""
-        return self.load_rest(k, ())[0]
+        """Like `load_readable`, but without columns and problems."""
+        return self.load_readable(k, ())[0]
 
     def place(self, k: int, row: int, exp: Experience | None = None) -> Place:
         """Locate a row of unit ``k`` in its file; ``exp`` is the unit, if it is loaded already."""
@@ -235,13 +235,13 @@ class Units:
         failed: DataError | None = None
         for k in range(len(self)):
             try:
-                return self.load_rest(k, columns)[0][:0]
+                return self.load_readable(k, columns)[0][:0]
             except DataError as error:
                 failed = failed or error
         raise failed or DataError(f"{self.members[0].name}: there is nothing in it.")
 
     def _adopted(self, member: int, exp: Experience) -> Experience:
-        """Give what was read from one of several recordings the episode ids that it has here."""
+        """Put the index of its recording in front of the episode ids of ``exp``, after checking its columns."""
         for name, values in exp.steps.items():
             known, own = self._described.setdefault(name, describe(values)), describe(values)
             if known != own:
@@ -263,10 +263,17 @@ def opened(
     *,
     of_env: bool = False,
 ) -> tuple[AnyPath | Places, Units]:
-    """Return the place of a recording, and its units. With ``faults``, unusable files are left out and named there.
+    """Open what a user gives; return where the recording is, and its units.
 
-    Files given one by one form one recording per kind. ``spaces`` are for data that does not state its own. If they are
-    those ``of_env``, actions that RLlib has recorded may still be its own, which it maps from [-1, 1] to the bounds.
+    Files given one by one form one recording per kind.
+
+    Args:
+        given: See `Recording.open`.
+        filesystem: The pyarrow or fsspec file system of the paths.
+        faults: If given, unusable files are left out and added to it.
+        spaces: Returns the spaces of data that does not state its own.
+        of_env: Whether these are the spaces of the env. Actions that RLlib has recorded may then still be in [-1, 1],
+            before RLlib maps them to the env's bounds.
 
     Raises:
         DataError: nothing is there, it can't be opened, or there are several that do not belong together; or it does
@@ -294,7 +301,7 @@ def opened(
 def spaced(
     members: Sequence[Described], lacking: Set[str], given: Mapping[str, Space | None], *, of_env: bool
 ) -> Units:
-    """The units of ``members``, read by the spaces given for what they do not state; see `opened`.
+    """The units of ``members``, read with the spaces ``given`` for those that they lack; see `opened`.
 
     Raises:
         DataError: they do not fit these spaces, or each other.
@@ -311,14 +318,14 @@ def spaced(
 def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env: str | None = None) -> None:
     """Raise a DataError if data that states its spaces states others than those given.
 
-    If they are those of ``env``, actions may be its own before RLlib or connectors map them to its bounds.
+    If the spaces are those of ``env``, the data may have actions from before RLlib or connectors mapped them to these.
     """
     for root, space in zip(_ROOTS, given(), strict=True):
         own = units.header.spaces[root]
         if space is None or root in units.given:
             continue
         if env is None and space != own:
-            raise DataError(f"{place}: states its `{root}` space, {own}: leave out {root}_space={space}.")
+            raise DataError(f"{place}: the data states its `{root}` space, {own}: leave out {root}_space={space}.")
         if env is not None and not (
             is_alike(space, own) or is_alike(before_mapping(space), own) or _is_env_of(units, root, space)
         ):
@@ -329,7 +336,7 @@ def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env:
 
 
 def _is_env_of(units: Units, root: str, space: Space) -> bool:
-    """Whether actions are recorded as chosen, and ``space`` is that of the env to which connectors mapped them."""
+    """Whether ``space`` is the env's space to which connectors mapped the actions after they were recorded."""
     found = env_action_space(units.header.meta) if root == col.ACTION else None
     several = found.values() if isinstance(found, Mapping) else ()
     return any(is_space(one, space) for one in (found, *several))
@@ -362,7 +369,7 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
 
 
 def _listed(places: Sequence[Any]) -> list[Any]:
-    """The same places, with everything behind URLs listed once, several at a time."""
+    """The same places, with all remote ones listed, several at a time."""
 
     def listed(place: Any) -> Any:
         # A single folder may have been listed before files were added to it; several are listed once, by `_found`.
@@ -376,8 +383,8 @@ def _listed(places: Sequence[Any]) -> list[Any]:
 
 
 def _of_one(given: Any, faults: list[Problem] | None) -> list[Described]:
-    """The recording at a path, several if it is a folder with recordings of Etude's below it; or what an object that
-    is no path describes: files, a table, or a user's own format."""
+    """Open the recording at a path, several if it is a folder with several of Etude's recordings below it, or the one
+    that an object describes: a table, files, or a user's own format."""
     if isinstance(given, CustomSource | Source):
         given = CustomFormat(given) if isinstance(given, CustomSource) else Table(given)
     if isinstance(given, Format):
@@ -410,15 +417,15 @@ def _of_parts(
     faults: list[Problem] | None,
     top: AnyPath | None = None,
 ) -> list[Described]:
-    """Open the folders with names such as ``agent_id=a`` that are below ``whole``: as one recording, or as several.
+    """Open folders below ``whole`` with names such as ``agent_id=a``, as one recording or as several.
 
-    If it is one, names below ``top`` are columns of it; None: those below ``whole``.
+    In one recording, the folder names below ``top`` (by default, below ``whole``) are columns.
     """
     if list(folders) == [whole] and top in (None, whole):
         return [_own(whole, None, faults)]
     firsts = {relative(folder, whole).parts[:1] for folder in folders}
     if len(firsts) == 1 and (first := firsts.pop()) and first[0].partition("=")[0] not in (*KEYS, *_OF_STEPS):
-        return _of_parts(whole / first[0], folders, inside, faults, top)  # a name that all have divides nothing
+        return _of_parts(whole / first[0], folders, inside, faults, top)  # all have this name
     files = [file for folder in folders for file in inside[folder]]
     if len(folders) == 1 or _is_one(whole, files):
         return [_rewritten(Source(InFolders(top or whole, files), preset=ETUDE), _header_of(files), whole, faults)]
@@ -430,21 +437,24 @@ def _of_parts(
 
 
 def _partitioned(folder: AnyPath, path: AnyPath, file: AnyPath) -> AnyPath | None:
-    """The whole recording that ``folder`` below ``path`` may be part of, if another tool has divided it by the values
-    of a column, into folders such as ``agent_id=a``; ``file`` is in the folder."""
+    """The folder of the recording that ``folder`` may be a part of, at ``path`` or below it. None if it is not a part.
+
+    Other tools divide recordings by the values of a column, into folders such as ``agent_id=a``. ``file`` is one of the
+    files in ``folder``.
+    """
     names = relative(folder, path).parts
     depth = next((k for k, name in enumerate(names) if "=" in name), None)
     opened = None if depth is None else next(open_files([file]))
     if depth is None or (isinstance(opened, DataFile) and not opened.is_rewritten):
-        return None  # such as a module of such a name, which Etude wrote
+        return None  # Etude wrote it: a module may have such a name
     return path / "/".join(names[:depth]) if depth else path
 
 
 def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     """Whether folders with names such as ``agent_id=a`` are parts of one recording, and not several recordings.
 
-    A name that is no column of a recording may be either: ``seed=1`` and ``seed=2`` are several if they have the same
-    steps of the same episodes.
+    With a name that is not a column of recordings, both are possible: ``seed=1`` and ``seed=2`` are several recordings
+    if they have the same steps of the same episodes.
     """
     opened = [file for file in open_files(files) if isinstance(file, DataFile)]
     if len({str(file.header.to_json()["spaces"]) for file in opened if file.header}) > 1:
@@ -466,7 +476,7 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     while rest:
         fresh.append(_different(_steps_in(whole, rest.pop(), (*_IDS, col.T_INDEX), in_several)))
         num += len(fresh[-1])
-        if num >= len(known) or not rest:  # so that a step is compared a few times, however many folders there are
+        if num >= len(known) or not rest:  # so that each step is compared only a few times
             known, expected = _different([known, *fresh]), len(known) + num
             if len(known) < expected:
                 return False
@@ -483,13 +493,15 @@ _NO_STEPS: Final = pa.table(
 def _steps_in(
     whole: AnyPath, files: Sequence[DataFile], names: Sequence[str], episodes: pa.Array | None = None
 ) -> list[pa.Table]:
-    """The columns ``names`` of ``episode_id``, ``agent_id`` and ``t`` in each row group, each row once. What a file
-    lacks, its folder may say. ``episodes`` are those that count; None: all."""
+    """The different rows of each row group, as tables with the columns ``names``, among `_IDS` and ``t``.
+
+    Columns that a file lacks are taken from the names of its folders. ``episodes`` are the ids to keep; None: all.
+    """
     found = [_NO_STEPS.select(names)]
     for file in files:
         said = {name: text for name, text in in_names(whole, file.path).items() if text != NO_VALUE}
         for group in range(file.metadata.num_row_groups if col.T_INDEX in file.schema.names else 0):
-            with contextlib.suppress(DataError, pa.ArrowException):  # it is told of where it is read
+            with contextlib.suppress(DataError, pa.ArrowException):  # reported when it is read
                 rows = file.read_group(group, [name for name in names if name in file.schema.names], None)
                 steps = {
                     name: rows[name] if name in rows.column_names else pa.repeat(pa.scalar(said.get(name)), len(rows))
@@ -512,8 +524,11 @@ def _header_of(files: Sequence[AnyPath]) -> Header | None:
 
 
 def _check_described(paths: Sequence[AnyPath]) -> None:
-    """Raise a TableError if there are tables without a description of their columns, and what is wrong with those
-    that can't be read."""
+    """Raise a TableError if there are tables without a description of their columns.
+
+    Raises:
+        DataError: a table can't be read.
+    """
     try:
         guess = guess_columns(list(paths)) if paths else None
     except DataError:
@@ -573,7 +588,7 @@ def is_own(path: AnyPath) -> bool:
         if isinstance(footer, DataError):
             is_first_broken |= k == 0
             continue
-        names = [*footer.schema.to_arrow_schema().names, *in_names(path, file)]  # folders may stand for columns
+        names = [*footer.schema.to_arrow_schema().names, *in_names(path, file)]  # folder names may be columns
         if HEADER_KEY in (footer.metadata or {}) or has_own_columns(names):
             return True
     # If nothing says whose format it is, Etude's own reader reports what is wrong.
@@ -584,7 +599,7 @@ def is_own(path: AnyPath) -> bool:
 
 
 class _WithSpaces(Format):
-    """Data that does not state its spaces, read by spaces that were given.
+    """Data that does not state its spaces, read with spaces that were given.
 
     Args:
         own: The data.
@@ -610,7 +625,7 @@ class _WithSpaces(Format):
         return Experience(steps, exp.offsets, exp.segments, final_obs)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row, as the data does."""
+        """Locate a row of the data."""
         return self.own.place(unit, row, exp)
 
     def _fit(self, name: str, values: Any) -> Any:
@@ -633,12 +648,13 @@ def _is_mapped(member: Described) -> bool:
 def _read_by(
     member: Described, given: Mapping[str, Space], *, of_env: bool, keeps: bool
 ) -> tuple[Described, list[str]]:
-    """Read a recording by spaces that it does not state; also returns of which of observations and actions.
+    """Use the given spaces for those that a recording lacks; also returns for which of ``obs`` and ``action``.
 
-    The space of actions that RLlib maps to the space that it states may be given, too, or that space itself.
+    For RLlib's recordings, which state the env's action space, the space before RLlib maps actions to it, or the stated
+    space itself, may be given as well.
 
     Raises:
-        DataError: its columns do not fit them.
+        DataError: the columns do not fit the spaces.
     """
     roots = [root for root in given if _is_inferred(member, root)]
     if not of_env and _is_mapped(member) and col.ACTION in given and col.ACTION not in roots:
@@ -655,7 +671,7 @@ def _read_by(
         if of_env:
             given = {**given, col.ACTION: before_mapping(outside)}
     if col.ACTION in roots and (outside is not None or not of_env):
-        meta.pop(ACTIONS, None)  # the space that was given tells the units
+        meta.pop(ACTIONS, None)  # the given space says in which units the actions are
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
     told = meta.pop("inferred", ())
@@ -687,7 +703,7 @@ def _is_alike(leaf: Space, other: Space) -> bool:
 
 
 def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> Space:
-    """The given space; if ``keeps``, observations of fractions have the dtype in which they are stored."""
+    """The given space, after checking that it fits; if ``keeps``, float observations keep the dtype that is stored."""
     stored, wanted = leaves(own, root), leaves(given, root)
     is_fit = stored.keys() == wanted.keys() and all(
         fits(leaf_shape(leaf), leaf_shape(wanted[name]))
@@ -707,8 +723,8 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         what = "If these are choices, convert them to integers." if are_choices else "Was it recorded in another env?"
         what = "Map the columns in the same order." if are_permuted(own, given) else what
         raise DataError(
-            f"{where}: its `{root}` is like {own}, which does not fit the space given (if there is an `env`, that of "
-            f"the env), {given}. {what}"
+            f"{where}: its `{root}` looks like {own}, which does not fit the space given (if there is an `env`, that "
+            f"of the env), {given}. {what}"
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})
@@ -739,7 +755,7 @@ def joined(members: Sequence[Described]) -> Units:
 
 
 def _with_known_units(members: Sequence[Described]) -> list[Described]:
-    """Members that another tool has rewritten have actions in the units of the others, if there are others."""
+    """Assume that the actions of members that another tool has rewritten are in the units of the other members."""
     metas = [dict(member.contents.header.meta) for member in members]
     known = next((meta for meta in metas if meta.get(ACTIONS) != REWRITTEN), None)
     out = []
@@ -782,9 +798,9 @@ def _check_columns(first: Described, other: Described) -> None:
 
 
 def _space(members: Sequence[Described], root: str) -> Space:
-    """The space of the observations or actions; a recorded one takes precedence over one inferred from numbers.
+    """The common space of observations or actions. A recorded space takes precedence over inferred ones.
 
-    If all were inferred, it is a space for the numbers of all.
+    If all were inferred, it is a space that fits the numbers of all.
     """
     own = [(member, member.contents.header.spaces[root]) for member in members]
     first, space = next(((m, s) for m, s in own if not _is_inferred(m, root)), own[0])
@@ -818,7 +834,7 @@ def _leaves(space: Space, root: str) -> dict[str, str]:
 
 
 def _meta(members: Sequence[Described]) -> dict[str, object]:
-    """Merge metadata: what all have in common, and the rest under ``recordings``, by index."""
+    """Merge metadata: entries that all have in common, and the others under ``recordings``, by index."""
     same, rest = shared_meta([member.contents.header.meta for member in members])
     each = {str(i): own for i, own in enumerate(rest) if own}
     return {**same, "recordings": each} if each else same

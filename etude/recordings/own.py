@@ -180,12 +180,12 @@ def is_in_order(files: Sequence[DataFile]) -> bool:
     """Whether rows are in the order of Etude's writer, and columns of its types.
 
     For files that another tool has rewritten, this reads two columns: each row group must be sorted, and the rows of a
-    segment must not be in row groups that are apart.
+    segment must not be in row groups that are not adjacent.
     """
     groups: list[tuple[NDArray[np.int64], int, int]] = []
     like = _example(files)
     for file in files:
-        found = file.segments_anew() if not file.is_rewritten or (like and _has_own_types(file, like)) else None
+        found = file.rewritten_segments() if not file.is_rewritten or (like and _has_own_types(file, like)) else None
         if found is None:
             return False
         groups += found
@@ -327,7 +327,7 @@ def _space_fault(file: DataFile, header: Header) -> Problem | None:
 
 
 def _column_fault(file: DataFile, first: DataFile, *, loosely: bool = False) -> Problem | None:
-    """Find a column that is there twice, is missing, or differs from the first file's; ``loosely`` allows numbers of
+    """Find a column that occurs twice, is missing, or differs from the first file's. ``loosely`` allows numbers of
     another width."""
     names = file.schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -370,8 +370,8 @@ def first_difference(
 ) -> tuple[str, str | None, str | None] | None:
     """Return the first column that differs: its name, and its type in each schema, None where it is absent.
 
-    None if there is none. The order of columns and whether they are nullable do not matter; ``loosely``, nor does the
-    width of numbers, nor the column `segment`.
+    None if there is none. The order of columns and whether they are nullable do not matter. With ``loosely``, neither
+    do the width of numbers and the column ``segment``.
     """
     for name in dict.fromkeys([*other.names, *schema.names]):
         fields = [s.field(s.names.index(name)) if name in s.names else None for s in (schema, other)]

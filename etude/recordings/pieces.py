@@ -73,8 +73,8 @@ def cut_where(exp: Experience, kept: NDArray[np.bool_]) -> tuple[Experience, Ind
     """Cut ``exp`` where a mask of its steps changes.
 
     Returns:
-        All pieces, each with the observation after it; and of each piece the first row, the row after the last, and
-        the index of the segment that it was cut from.
+        All pieces, each with the observation after it; and for each piece, int64 ``[pieces]``: the first row, the row
+        after the last, and the index of the segment that it was cut from.
     """
     bounds = np.union1d(exp.offsets, np.flatnonzero(np.diff(kept)) + 1)
     start, stop = bounds[:-1], bounds[1:]
@@ -83,13 +83,13 @@ def cut_where(exp: Experience, kept: NDArray[np.bool_]) -> tuple[Experience, Ind
 
 
 def with_known_finals(exp: Experience, known: NDArray[np.bool_]) -> Experience:
-    """Return ``exp`` where only the segments for which ``known`` holds have a final observation."""
+    """Return ``exp`` with the final observations of only the segments in the mask ``known``."""
     finals = {name: where_rows(~known, zeros(len(known), final), final) for name, final in exp.final_obs.items()}
     return Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=known), finals)
 
 
 def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
-    """Some columns of the rows for which an expression over columns holds; removed rows cut segments."""
+    """Return the columns ``names`` of the rows for which ``where`` holds; removed rows cut segments."""
     return Experience.from_table(exp.to_table().filter(where)).only(names)
 
 

@@ -44,13 +44,13 @@ WorkerKind = Literal["threads", "processes"]
 
 
 class LoadWorkers(Generic[R]):
-    """Runs a job for one number after another, several at a time, and yields the results in order.
+    """Runs a job for each of many numbers, several at a time, and yields the results in order.
 
     Args:
         job: The function to run; for processes, it must be picklable.
         num_workers: The number of workers; 0 runs the job in the caller's thread.
-        kind: Threads share memory, but wait for each other while a job holds the interpreter. Processes take a third
-            of a second to start, and send their results through a pipe.
+        kind: Threads share memory, but wait for each other while a job holds Python's interpreter lock. Processes take
+            a third of a second to start, and send their results through a pipe.
 
     Raises:
         SettingsError: ``job`` can't be sent to processes.
@@ -150,7 +150,7 @@ def _do(number: int) -> Any:
 
 
 PIECE_ROWS = 65_536
-"""The most rows in a piece of experience in memory, unless it is a single segment."""
+"""The maximum number of rows in a piece of experience in memory, unless it is a single segment."""
 
 
 # -- the time that loading takes ------------------------------------------------------------------------------------
@@ -159,11 +159,11 @@ LOAD: Final = "load"
 CONNECTORS: Final = "connectors"
 SHUFFLE: Final = "shuffle"
 LAYERS: Final = (LOAD, CONNECTORS, SHUFFLE)
-"""Read and decode files to experience; prelearner and connectors; buffer and batches."""
+"""Read and decode files to experience; apply prelearner and connectors; shuffle in the buffer and make batches."""
 
 
 @dataclasses.dataclass
-class Spent:
+class LoadingStats:
     """Time, rows and bytes spent on loading."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
@@ -179,7 +179,7 @@ class Spent:
     bad: Any = None
     """The bad data found in the part; see `Recording.counts`."""
 
-    def add(self, other: "Spent") -> None:
+    def add(self, other: "LoadingStats") -> None:
         """Add what was spent elsewhere."""
         for layer, seconds in other.seconds.items():
             self.seconds[layer] += seconds
@@ -200,7 +200,7 @@ class Spent:
 # -- the source, and what is made of its parts ----------------------------------------------------------------------
 
 
-class Parted(Protocol):
+class PartSource(Protocol):
     """The source of a pipeline: a `Recording`, or experience in memory."""
 
     is_in_memory: bool
@@ -257,8 +257,8 @@ class Preparation:
         select: Returns the segments that a module learns from; None is all.
         where: A condition on steps; the others are left out.
         own: The user's prelearner, which wraps the connectors.
-        in_env_units: Whether recorded actions are those that the env got, and not those of the module, so that the
-            connectors must change them back.
+        in_env_units: Whether recorded actions are the env's rather than the module's, so that the connectors must map
+            them back.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ class Preparation:
         self._unused = [name for name in col.LEARNERS if name not in needed]
 
     @property
-    def looks_behind(self) -> bool:
-        """Whether it may use final observations."""
+    def uses_final_obs(self) -> bool:
+        """Whether final observations may be used."""
         connectors = [connector for connector in self._all if overrides(connector, "offline")]
         return self.own is not None or any(c.needs is None or col.under(c.needs, col.OBS) for c in connectors)
 
@@ -300,7 +300,7 @@ class Preparation:
         """Prepare the segments that `chosen` returned; steps that must not be trained on become lookback.
 
         Raises:
-            DataError: the user's prelearner fails, or returns something else.
+            DataError: the user's prelearner fails, or does not return an Experience.
         """
         if self.own is None:
             return self.connect(exp)
@@ -322,17 +322,17 @@ class Preparation:
         return self.to_learner.offline(self.connectors.offline(exp))
 
     def learn(self, index: int, exp: Experience) -> None:
-        """Update a connector of `learning` from a part of the recording, such as the statistics of an observation
-        filter. Those before it must have seen all parts."""
+        """Update a connector of `learning`, such as the statistics of `NormalizeObs`, from a part of the recording.
+        Those before it must have learned from all parts already."""
         connector, before = self._all[index], Pipeline(self._all[:index])
         exp = self._acted(self.chosen(exp))
         looks_at_obs = connector.needs is None or col.OBS in connector.needs
-        if looks_at_obs and not connector.hindsight:  # which needs all steps of an episode, whatever was seen before
+        if looks_at_obs and not connector.hindsight:  # hindsight needs all steps of an episode
             exp = with_context(exp, before.context)
         connector.update(before.offline(exp))
 
     def _acted(self, exp: Experience) -> Experience:
-        """Experience with the actions of the module."""
+        """Map the actions back to the module's, if they are the env's."""
         action = col.subtree(exp.steps, col.ACTION) if self.in_env_units else {}
         return exp.with_steps(**self.connectors.unact(action)) if action else exp
 
@@ -396,15 +396,15 @@ class Cuts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a `DataPipeline` is made of, in whichever process it runs. Calling it is the work of a worker on a part."""
+    """The settings of a `DataPipeline`, which are also sent to its workers. Workers call it to process a part."""
 
-    source: Parted
+    source: PartSource
     prepare: Preparation
     """Selects segments and applies connectors."""
     make: Steps | Cuts
-    """Whether batches consist of steps or of segments, and of which."""
+    """Converts prepared experience to single steps or to segments."""
     batch_size: float
-    """Steps in a batch, or segments if `by_segments`: then it may be a fraction, the mean over batches."""
+    """Steps in a batch, or segments if `by_segments`. Of segments, it may be a fraction: the mean over batches."""
     by_segments: bool = False
     columns: tuple[str, ...] | None = None
     """The step columns to read, by name or root; None is all."""
@@ -413,7 +413,7 @@ class Plan:
     epoch_size: int | None = None
     """The number of steps (or segments) in an epoch, if known from an earlier run."""
     start: int = 0
-    """Index of the first batch, for a run that goes on."""
+    """Index of the first batch, for a run that is resumed."""
     buffer_size: int = 65_536
     """Rows that are shuffled together."""
     num_workers: int = 0
@@ -425,15 +425,15 @@ class Plan:
     seed: int = 0
     """Random seed; equal seeds give the same order."""
 
-    def __call__(self, k: int) -> tuple[Any, Spent]:
-        """Load, prepare and convert part ``k``; None if a cheaper look shows that no step meets the condition."""
-        spent = Spent(part=k)
+    def __call__(self, k: int) -> tuple[Any, LoadingStats]:
+        """Load, prepare and convert part ``k``; None if the columns of the condition show that no step meets it."""
+        spent = LoadingStats(part=k)
         with spent.on(LOAD):
             if not self._is_wanted(k):
                 spent.bad = self.source.counts(k)
                 return None, spent
             next_obs = self.make.next_obs
-            finals = next_obs or isinstance(self.make, Cuts) or self.prepare.looks_behind
+            finals = next_obs or isinstance(self.make, Cuts) or self.prepare.uses_final_obs
             exp = self.source.part(k, self.columns, finals=finals, next_obs=next_obs)
         if not self.source.is_in_memory:
             spent.bytes = exp.num_steps * row_bytes(exp)
@@ -456,27 +456,27 @@ class Plan:
 class Loaders(Protocol):
     """Workers that load parts, such as `LoadWorkers` with a `Plan`."""
 
-    def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
-        """Yield the results for the parts with these numbers, in order; for a part, all, a share, or nothing."""
+    def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, LoadingStats]]:
+        """Yield the results for the parts with these numbers, in order: all of a part, a share of it, or nothing."""
 
     def close(self) -> Any:
         """Stop loading."""
 
 
 class _Loading:
-    """The state that a pipeline's threads share; they must not hold the pipeline, whose deletion ends them."""
+    """The state that a pipeline's threads share. They must not refer to the pipeline, whose deletion ends them."""
 
-    def __init__(self, source: Parted, crew: Loaders, by_segments: bool, epoch_size: int | None) -> None:
-        self._source, self.crew, self._by_segments = source, crew, by_segments
+    def __init__(self, source: PartSource, loaders: Loaders, by_segments: bool, epoch_size: int | None) -> None:
+        self._source, self.loaders, self._by_segments = source, loaders, by_segments
         self.epoch_size = epoch_size
         self.left_out = 0
-        self.spent = Spent()
+        self.spent = LoadingStats()
 
     def parts(self, order: Iterable[int]) -> Iterator[Any]:
         """Yield parts, ready to be shuffled."""
         size = left_out = 0
-        # The thread that waits for parts also shuffles; its own time is the rest of the time that a block takes.
-        for made, spent in _each_timed(self.crew.done(list(order)), lambda seconds: self.shuffled(-seconds)):
+        # Making a block is counted as shuffling, and includes the wait for parts, which is subtracted here.
+        for made, spent in _each_timed(self.loaders.done(list(order)), lambda seconds: self.shuffled(-seconds)):
             self.spent.add(spent)
             if spent.part is not None:
                 self._source.count(spent.part, spent.bad)
@@ -488,7 +488,7 @@ class _Loading:
         self.epoch_size, self.left_out = size, left_out
 
     def known_size(self) -> int:
-        """The size of an epoch; treated as endless until it is known."""
+        """The size of an epoch; the largest integer until it is known."""
         return self.epoch_size or sys.maxsize
 
     def shuffled(self, seconds: float) -> None:
@@ -502,15 +502,15 @@ class DataPipeline:
     Args:
         plan: What to load, and how.
         to_device: Moves a batch to the learner's device, ahead of time.
-        crew: The workers that load parts; None uses workers of this process, according to ``plan``.
+        loaders: The workers that load parts; None uses workers of this process, according to ``plan``.
     """
 
     def __init__(
-        self, plan: Plan, *, to_device: Callable[[Columns], Any] | None = None, crew: Loaders | None = None
+        self, plan: Plan, *, to_device: Callable[[Columns], Any] | None = None, loaders: Loaders | None = None
     ) -> None:
         self.source, self._plan = plan.source, plan
-        crew = LoadWorkers(plan, plan.num_workers, plan.worker_kind) if crew is None else crew
-        self._loading = _Loading(plan.source, crew, plan.by_segments, plan.epoch_size)
+        loaders = LoadWorkers(plan, plan.num_workers, plan.worker_kind) if loaders is None else loaders
+        self._loading = _Loading(plan.source, loaders, plan.by_segments, plan.epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
         self._moved: Prefetched[Any] | None = None
@@ -522,12 +522,12 @@ class DataPipeline:
 
     @property
     def left_out(self) -> int:
-        """Steps of an epoch that should be trained on, but can't be; see `Spent.left_out`."""
+        """The number of trainable steps of an epoch that were lost; see `LoadingStats.left_out`."""
         return self._loading.left_out
 
     @property
-    def spent(self) -> Spent:
-        """What has been spent since the beginning."""
+    def spent(self) -> LoadingStats:
+        """The time, rows and bytes spent since the beginning."""
         return self._loading.spent
 
     def batches(self, start: int = 0) -> Iterator[Any]:
@@ -563,17 +563,17 @@ class DataPipeline:
 
     @property
     def depth(self) -> int | None:
-        """The number of blocks that are ready; None if none are prepared ahead."""
+        """The number of blocks that are ready; None if blocks are not prepared ahead."""
         return None if self._ahead is None else self._ahead.depth
 
     def close(self) -> None:
         """End all workers; garbage collection does so as well."""
-        if not isinstance(self._loading.crew, LoadWorkers):  # a thread of this pipeline may be waiting for it
-            self._loading.crew.close()
+        if not isinstance(self._loading.loaders, LoadWorkers):  # a thread of this pipeline may be waiting for these
+            self._loading.loaders.close()
         for thread in (self._moved, self._ahead):
             if thread is not None:
                 thread.close()
-        self._loading.crew.close()
+        self._loading.loaders.close()
 
 
 def _each_timed(items: Iterator[Any], note: Callable[[float], None]) -> Iterator[Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a recording whole, as a stream, or as training batches. Needs neither the env nor torch."""
+"""Read a recording as a whole, as a stream, or as training batches. Neither the env nor torch is needed."""
 
 import dataclasses
 import logging
@@ -55,14 +55,14 @@ class Recording(Screened):
     """A recording on disk, in Etude's format or another tool's; open one with `Recording.open`.
 
     For Etude's format, only file footers are read until data is requested. All methods but `read` hold at most one
-    part in memory: a row group of up to 65,536 rows, or about 64 MiB where rows are large. For other formats, a part
-    has as many rows, but at least one episode; the row group of a Parquet file that holds it is decoded as a whole.
+    part in memory: a row group of up to 65,536 rows, or about 64 MiB where rows are large. In other formats, a part
+    also has at most as many rows, but at least one episode; a Parquet row group that contains it is decoded as a whole.
     """
 
     is_in_memory = False
 
     notes: tuple[str, ...] = ()
-    """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
+    """Notes on what could not be stored, if this recording was returned by `etude.recordings.convert`."""
     _num_steps: int | None = None
     _num_episodes: int | None = None
 
@@ -79,8 +79,8 @@ class Recording(Screened):
         """Open the recording at ``path``: a folder, one of its files, or a table described by a `Source`.
 
         A path may be a URL (``s3://bucket/run``) or a glob (``runs/*/data``). A list of paths is read as one recording;
-        its episode ids then start with the index of the recording in the list (``0-``), unless all are files of one
-        kind. A folder that contains several of Etude's recordings is read in the same way. ``filesystem`` is the
+        its episode ids then start with the index of the recording in the list (``0-``), unless all paths are files of
+        one kind. A folder that contains several of Etude's recordings is read in the same way. ``filesystem`` is the
         pyarrow or fsspec file system of the paths; by default, the URL's, or the local one.
 
         The format is detected from the contents: Etude's, RLlib's (episodes, tables, JSON), Minari's, LeRobot's, or
@@ -88,12 +88,12 @@ class Recording(Screened):
 
         ``on_bad`` says what to do with bad data (`etude.recordings.screening`): ``strict`` raises when it is read,
         ``repair`` repairs what it can and leaves out the rest, ``skip`` leaves out whole segments; `left_out` counts
-        the rows. None does not check values. Duplicate steps are never read as they are.
+        the rows. None does not check values. In every mode, duplicate steps raise an error or are left out.
 
         ``obs_space`` and ``action_space`` are for data that does not state its spaces: tables, HDF5 and NPZ files,
         LeRobot datasets, RLlib's tables and JSON. Without them, they are inferred from the numbers, without bounds.
-        The action space of RLlib's recordings may be given where its episodes state one, too: that of its actions
-        before it maps them from [-1, 1] to the env's bounds, or the one stated, if it does not.
+        RLlib's episodes state an action space, but one may be given, too, to say in which units their actions are: the
+        space before RLlib maps actions from [-1, 1] to the env's bounds, or, if RLlib did not map them, the stated one.
 
         Raises:
             DataError: nothing is there, it is empty or of an unknown format, a file is broken or missing, or the files
@@ -114,22 +114,27 @@ class Recording(Screened):
         *,
         of_env: bool = False,
     ) -> "Recording":
-        """Like `open`; ``given`` gives the spaces (those ``of_env``, perhaps), and is called only if the data does not
-        state its own, which it then keeps."""
+        """Like `open`, but the spaces are the result of ``given``, which is called only if they are needed.
+
+        ``of_env`` says whether they are the env's. Data that states its own spaces keeps them.
+        """
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
         place, units = opened(path, filesystem, faults, given, of_env=of_env)
         return cls(place, units, on_bad, faults or ())
 
     def with_spaces(self, given: GivenSpaces, *, of_env: bool) -> "Recording":
-        """The recording itself if it states its spaces, or was given them; else one of the same data with those that
-        ``given`` gives, for what it lacks. What is found in that one counts for this one, too."""
+        """Return a recording of the same data in which inferred spaces are replaced by those of ``given``, if any.
+
+        Returns the recording itself if there is nothing to replace. Faults found by either recording count for both.
+        ``of_env`` says whether the spaces are the env's.
+        """
         lacking, own = self._units.lacking, self._units.given
         found = dict(zip((col.OBS, col.ACTION), given(), strict=True)) if lacking else {}
         found = {root: found[root] for root in lacking if found[root] is not None}
         if not found:
             return self
-        if has_source(self.path):  # whose names and numbers are read by the spaces
+        if has_source(self.path):  # a table, whose values are converted according to its spaces
             found |= {root: self.header.spaces[root] for root in own}
             asked, of_env = (found.get(col.OBS), found.get(col.ACTION)), of_env and col.ACTION not in own
             new = type(self).open_with(self.path, self._mode, lambda: asked, of_env=of_env)
@@ -141,18 +146,20 @@ class Recording(Screened):
         new.share_findings(self)
         return new
 
-    def name_env(self, env: str, given: GivenSpaces) -> None:
-        """Say in which env the recording was made, if it does not say so itself; ``given`` gives the env's spaces.
+    def set_env(self, env: str, given: GivenSpaces) -> None:
+        """Set the env's id, unless the recording states one. ``given`` returns the env's spaces.
 
         Raises:
-            DataError: it states other spaces than the env's.
+            DataError: the recording states other spaces than the env's.
         """
         check_stated(self.path, self._units, given, env)
         self._units.header = dataclasses.replace(self.header, env=self.env or env)
 
     def warn_of_mapped_actions(self) -> None:
-        """Warn if actions may be as a policy chose them, before they were mapped to the env's bounds: RLlib's episodes
-        say so; in other data, none of the first actions is beyond [-1, 1], but some are there."""
+        """Warn if actions may be those of a policy in [-1, 1], before they were mapped to the env's bounds.
+
+        This may be so in RLlib's episodes, and in data whose first actions reach the ends of [-1, 1], but not further.
+        """
         found = leaves(self.action_space, col.ACTION).values()
         boxes = [leaf for leaf in found if isinstance(leaf, spaces.Box) and leaf.is_bounded()]
         others = [box for box in boxes if not ((box.low == -1).all() and (box.high == 1).all())]
@@ -166,19 +173,19 @@ class Recording(Screened):
             )
 
     def _look_scaled(self) -> bool:
-        """Whether none of the first actions of a space that was given is beyond [-1, 1], but some are there."""
+        """Whether the action space was given, and the first actions reach the ends of [-1, 1], but not further."""
         space = self.action_space
         if col.ACTION not in self.given or not self.num_parts or not isinstance(space, spaces.Box):
             return False
         first = self.part(0, [col.ACTION]).steps[col.ACTION]
-        is_from_0 = first.dtype.kind != "f" or first.min(initial=0) >= 0  # what is scaled is on both sides of 0
+        is_from_0 = first.dtype.kind != "f" or first.min(initial=0) >= 0  # scaled actions are on both sides of 0
         return bool((space.high > 1).all() and not is_from_0 and 0.98 < abs(first).max(initial=0) <= 1)
 
-    # -- what it is ------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------
 
     @property
     def given(self) -> frozenset[str]:
-        """Of which of ``obs`` and ``action`` the space is not the data's own, but was given."""
+        """Those of ``obs`` and ``action`` whose space was given rather than read from the data."""
         return self._units.given
 
     @property
@@ -247,8 +254,8 @@ class Recording(Screened):
 
     @property
     def num_episodes(self) -> int:
-        """The number of distinct episode ids, read on first access; also of those that ``on_bad`` leaves out for their
-        values, which ``info()["episodes"]`` does not count."""
+        """The number of distinct episode ids, counted on first access. It includes episodes that ``on_bad`` leaves out
+        for their values, which ``info()["episodes"]`` does not count."""
         if self._num_episodes is None:
             loaded = (self._load(k, ()) for k in range(len(self._units)))
             self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
@@ -282,7 +289,7 @@ class Recording(Screened):
                 ``pyarrow.compute.field("reward") > 0``. Row groups that can't match are not read. Removed rows cut
                 segments.
             next_obs: Whether the next observation of each step is needed. ``on_bad="repair"`` and ``"skip"`` then also
-                leave out what truncated episodes end with, if the observation after it is unknown.
+                leave out the last step of a truncated episode if the observation after it is unknown.
 
         Raises:
             DataError: a column does not exist, or a file can't be decoded.
@@ -301,6 +308,10 @@ class Recording(Screened):
         """Iterate over the recording in order, in pieces of at most ``max_rows`` rows, in bounded memory; see `read`.
 
         Only segments longer than ``max_rows`` or than a row group are cut; each piece has its ``final_obs``.
+
+        Raises:
+            DataError: a column does not exist, or a file can't be decoded.
+            ValueError: ``max_rows`` is less than 1.
         """
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
@@ -339,6 +350,7 @@ class Recording(Screened):
 
         Raises:
             DataError: a column does not exist; or ``next_obs`` is requested but was not recorded everywhere.
+            ValueError: an argument is out of range.
         """
         roots = self.columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
         if not roots or prefetch < 0:
@@ -383,7 +395,7 @@ class Recording(Screened):
 
         Like `batches`, for losses over sequences. Segments are cut to at most ``max_len`` steps, each with its final
         observation, and come in random order, without lookback. A batch may end inside a segment, which then continues
-        in the next batch.
+        in the next batch. The other arguments and the errors are those of `batches`.
         """
         names = self._names(columns)
 
@@ -441,7 +453,7 @@ class Recording(Screened):
             "bytes": sum(path.stat().st_size for path in self.files),
         }
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return chosen(self.columns, columns, str(self.path), derived=DERIVED)
@@ -450,7 +462,7 @@ class Recording(Screened):
         self, names: Sequence[str], where: pc.Expression | str | None, next_obs: bool = False
     ) -> Iterator[Experience]:
         """Each part, with only the rows for which ``where`` holds."""
-        clashes = None if where is None else self._pass_over()
+        clashes = None if where is None else self._new_timeline()
         return (self._load(k, names, where, clashes, next_obs=next_obs) for k in range(len(self._units)))
 
     def _groups(

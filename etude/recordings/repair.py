@@ -29,7 +29,7 @@ def without_faults(
         exp: The experience to repair.
         faults: Its faults.
         whole_segments: Whether to remove whole segments with a fault, rather than single steps.
-        next_obs: Whether each step needs its next observation, also the last one of a truncated episode.
+        next_obs: Whether each step needs its next observation, including the last step of a truncated episode.
 
     Returns:
         The remaining experience, and the number of steps removed by kind of fault.
@@ -53,9 +53,9 @@ def _segments_with(exp: Experience, rows: Index) -> Index:
 def _steps_lost(exp: Experience, fault: Fault, next_obs: bool = False) -> Index:
     """The rows to remove because of a fault, increasing.
 
-    These are the faulty rows; the row before a bad observation, because the observation is its outcome; and, for a bad
-    or unknown final observation, the last row of the segment, unless the episode terminated there, or was truncated
-    there and ``next_obs`` is not needed.
+    These are the faulty rows; the row before a bad observation, because this is its next observation; and, for a bad or
+    unknown final observation, the last row of the segment, unless the episode terminated there, or was truncated there
+    and ``next_obs`` is False.
     """
     segment = np.searchsorted(exp.offsets, fault.rows, side="right") - 1
     if fault.is_final:
@@ -153,7 +153,7 @@ class RepairPlan:
         out: dict[Span, Index] = {}
         for k, here in sorted(by_part.items()):
             try:
-                exp = self._units.load_rest(k, names)[0]
+                exp = self._units.load_readable(k, names)[0]
             except DataError:
                 exp = None
             for span in here:
@@ -173,7 +173,7 @@ class RepairPlan:
             hashes: For the spans of episodes with duplicates, the hashes of their steps.
         """
         kept, lost = _verdicts(spans, hashes)
-        while self._keep_order and (late := _out_of_order(kept)):  # without them, steps that they have may be kept
+        while self._keep_order and (late := _out_of_order(kept)):  # once they are gone, their duplicates may be kept
             for span in late:
                 self._leave_out(span, 0, span.stop - span.start, "out_of_order")
             spans = [span for span in spans if span not in late]
@@ -193,7 +193,7 @@ class RepairPlan:
                 self._plans[span.part].continuations.append((last, after.part, after.row + skipped))
 
     def _leave_out(self, span: Span, start: int, stop: int, kind: str) -> None:
-        """Plan to leave out these steps of a span; its lookback goes with the first."""
+        """Plan to leave out these steps of a span. Its lookback is left out together with its first step."""
         first = span.row + start - (span.lookback if stop and not start else 0)
         self._plans[span.part].left_out.append((first, span.row + stop))
         self.left_out[kind] += span.row + stop - first
@@ -257,7 +257,7 @@ class RepairPlan:
         """The observation in a row of part ``k``, by column; None if it can't be read."""
         if (k, row) not in self._obs or not set(names) <= set(self._obs[k, row] or names):
             try:
-                exp = self._units.load_rest(k, names)[0]
+                exp = self._units.load_readable(k, names)[0]
                 whole = exp.num_steps == self._rows[k]
                 self._obs[k, row] = {n: np.array(exp.steps[n][row]) for n in names} if whole else None
             except DataError:
@@ -316,7 +316,7 @@ def _verdicts(
 
 
 def _out_of_order(kept: Sequence[tuple[Span, int]]) -> list[Span]:
-    """The spans that are stored after later ones."""
+    """The spans that are stored after spans of later steps."""
     found, latest = [], -1
     for span, _ in sorted(kept, key=lambda entry: entry[0].place):
         if span.start < latest:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screening: the checks of data that is loaded, and what happens to bad data.
+"""Screening: checks of data as it is loaded, and what happens to bad data.
 
 Reading, info, convert, merge, training and off-policy evaluation all load units through `Screened`; `validate` lists
 what it would refuse. The checks, from `etude.recordings.faults`, look for NaN and infinity in observations,
@@ -87,8 +87,9 @@ class Screened:
     episodes that never happened.
 
     ``repair`` and ``skip`` must know where each episode's steps are, so they read the key columns of all parts once
-    before the first part. For Etude's own recordings this is cheap; other formats may have to decode their rows.
-    ``strict`` and None collect it as parts are loaded. It takes about 60 bytes of memory per segment. Thread-safe.
+    before the first part. For Etude's own recordings, this is cheap; other formats may have to decode their rows.
+    ``strict`` and None collect these positions as parts are loaded. They take about 60 bytes of memory per segment.
+    Thread-safe.
 
     Args:
         path: Where the recording is.
@@ -108,7 +109,7 @@ class Screened:
         self._bounded = _bounded(units)
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
-        self._timeline = self._pass_over()
+        self._timeline = self._new_timeline()
         self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
         self._is_in_worker = False
         self._logged = {f"{MAPPING} "}  # kinds of problem with a column's root, and `_BEGUN`
@@ -126,10 +127,10 @@ class Screened:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock, self._timeline = threading.RLock(), self._pass_over()
+        self._lock, self._timeline = threading.RLock(), self._new_timeline()
 
     def share_findings(self, other: "Screened") -> None:
-        """Count what is found here and in ``other``, which has the same parts, for both of them."""
+        """From now on, count the faults found by this object or by ``other``, which has the same parts, for both."""
         self._lock, self._found, self._logged = other._lock, other._found, other._logged
 
     def _rows(self, k: int) -> int:
@@ -159,7 +160,7 @@ class Screened:
 
     @property
     def unread_parts(self) -> int:
-        """The number of files and parts left out so far of which nobody knows how many rows they have."""
+        """The number of files and parts left out so far whose number of rows is unknown."""
         found = [findings for k, findings in self._findings() if k >= 0]
         parts = sum(findings.fault_counts["unreadable"] for findings in found if not findings.lost["unreadable"])
         return parts + sum(not problem.count for problem in self._faults if problem.kind in _UNREAD)
@@ -180,7 +181,7 @@ class Screened:
         return self._mode in ("repair", "skip")
 
     def counts(self, k: int) -> Findings:
-        """What ``on_bad`` found in part ``k``, to be passed to `count` in another process."""
+        """The faults found in part ``k``, to be passed to `count` in another process."""
         with self._lock:
             found = self._found.get(k, Findings())
             if found.keys is not None:
@@ -188,9 +189,9 @@ class Screened:
             return found
 
     def count(self, k: int, more: Findings | None) -> None:
-        """Add what ``on_bad`` found in part ``k``, here or in another process; nothing is counted twice.
+        """Add the faults found in part ``k``, here or in another process; nothing is counted twice.
 
-        The first harmless problem of each kind is logged, of observations and of actions.
+        The first harmless problem of each kind is logged, separately for observations, actions and other columns.
 
         Raises:
             DataError: a segment of the part conflicts with a segment of another part.
@@ -240,10 +241,10 @@ class Screened:
             columns: Full names of the step columns.
             where: Keep only the rows for which this holds: a pyarrow expression, or the text of a `RowFilter`. For
                 Etude's own files, row groups that can't match are not read.
-            clashes: Checks the order of the remaining rows, from `_pass_over`; needed only with ``where``.
+            clashes: Checks the order of the remaining rows, from `_new_timeline`; needed only with ``where``.
             finals: If False, final observations may be left out; those of images are slow to decode.
             next_obs: Whether the next observation of each step is needed: ``repair`` and ``skip`` then also leave out
-                what truncated episodes end with, if the observation after it is unknown.
+                the last step of a truncated episode if the observation after it is unknown.
 
         Raises:
             DataError: there is a fault (mode ``strict``) or a duplicate step (modes ``strict`` and None). The message
@@ -265,7 +266,7 @@ class Screened:
         elif self._units.own is not None:
             exp = self._units.load(k, columns, finals=finals and bool(columns))
         else:
-            exp, problems = self._units.load_rest(k, columns)
+            exp, problems = self._units.load_readable(k, columns)
             bad = next((problem for problem in problems if not problem.harmless), None)
             if bad is not None:
                 self._units.load(k, columns)  # raises the error that caused it
@@ -287,7 +288,7 @@ class Screened:
         self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
         return exp
 
-    def _pass_over(self) -> Timeline | None:
+    def _new_timeline(self) -> Timeline | None:
         """Return a checker of the order of steps for one pass, such as one with a filter.
 
         None in the modes ``repair`` and ``skip``, which check the order beforehand.
@@ -307,7 +308,7 @@ class Screened:
     def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool, next_obs: bool) -> Experience:
         plan = self._repair_plan()
         try:
-            exp, problems = self._units.load_rest(k, columns)
+            exp, problems = self._units.load_readable(k, columns)
         except UnreadableError as error:
             exp = self._units.nothing(self._units.columns if columns is None else columns)
             problems = [dataclasses.replace(error.problem, kind="unreadable", count=self._rows_lost(k))]
@@ -318,7 +319,7 @@ class Screened:
                 found.fault_counts[problem.kind] += 1
         found.harmless += tuple(problem_of(self._units, k, exp, f) for f in beyond_bounds(exp, self._bounded))
         exp = plan.applied(k, exp)
-        if not finals:  # nobody reads them, so that nothing is left out for them
+        if not finals:  # they are not requested, so nothing is left out because of them
             exp = Experience(exp.steps, exp.offsets, exp.segments, {})
         faults = [fault for fault in _wrong_values(self._units, k, exp, self._leaves) if next_obs or not fault.harmless]
         for fault in faults:
@@ -344,7 +345,7 @@ class Screened:
         return where.chosen(self._units.load(k, names, episodes), looks_ahead=False).only(columns)
 
     def _begin(self) -> None:
-        """Before the first part is loaded, raise or count the problems that concern the whole recording."""
+        """Raise or count the problems of the whole recording, before the first part is loaded."""
         with self._lock:
             if self._faults and self._mode == "strict":
                 raise DataError(self._faults[0].message)
@@ -378,7 +379,8 @@ _UNREAD: Final = ("unreadable", "truncated_file")
 def _wrong_values(units: Units, k: int, exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
     """Find the faults of ``exp``, read from unit ``k``.
 
-    In Etude's own recordings, masks are the env's and actions the module's, which connectors may number otherwise.
+    Action masks are not checked in Etude's own recordings: they are the env's, and connectors may have changed what the
+    numbers of the module's actions mean.
     """
     yield from find(exp, leaves)
     if not units.is_own(k):
@@ -386,7 +388,7 @@ def _wrong_values(units: Units, k: int, exp: Experience, leaves: Mapping[str, Sp
 
 
 def _bounded(units: Units) -> dict[str, Space]:
-    """The simple spaces, by column, of what is read by the user's spaces, which it may exceed."""
+    """The simple spaces, by column, that are the user's. The data may exceed their bounds."""
     return {n: leaf for n, leaf in units.header.leaves().items() if n.partition(col.SEPARATOR)[0] in units.claimed}
 
 
@@ -458,10 +460,10 @@ def validate(
     """Check every row of a recording, in bounded memory; the arguments are those of `Recording.open`.
 
     The checks are those of reading and training (`etude.recordings.screening`), so a recording whose report is `ok` can
-    be read and trained on without ``on_bad``. It also finds files that are missing, truncated or undecodable, that have
-    another format, other spaces or other columns than the rest, or another number of rows than listed. An unreadable
-    file does not hide other problems. `Problem.repairable` says whether ``on_bad`` can repair a problem, or leave out
-    the bad rows and use the rest; `Problem.harmless` marks warnings.
+    be read and trained on without ``on_bad``. In addition, files are reported that are missing, truncated or
+    undecodable, whose format, spaces or columns differ from those of the rest, or whose number of rows is not the one
+    listed. An unreadable file does not hide other problems. `Problem.repairable` says whether ``on_bad`` can repair a
+    problem or leave out the bad rows; `Problem.harmless` marks warnings.
 
     Raises:
         DataError: there is no recording at ``path``, or several that do not belong together; or the data does not fit a
@@ -471,7 +473,7 @@ def validate(
 
 
 def report_on(path: "DataLike", given: GivenSpaces, filesystem: Any = None, env: str | None = None) -> Report:
-    """Like `validate`; ``given`` gives the spaces, which may be those of ``env``."""
+    """Like `validate`, but ``given`` returns the spaces, which are those of ``env``, if it is given."""
     faults: list[Problem] = []
     try:
         place, units = opened(path, filesystem, faults, given, of_env=env is not None)
@@ -495,7 +497,7 @@ def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
     leaves, bounded = units.header.leaves(), _bounded(units)
     for k in range(len(units)):
         try:
-            exp, more = units.load_rest(k)
+            exp, more = units.load_readable(k)
         except UnreadableError as error:
             problems.append(error.problem)
             continue

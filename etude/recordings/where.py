@@ -31,7 +31,7 @@ Evaluate: TypeAlias = Callable[[Mapping[str, Values]], Values]
 """Evaluates an expression for each row of some columns."""
 
 REDUCERS: Final = ("sum", "mean", "min", "max", "any", "all")
-"""Functions that reduce a value per step to a figure of the episode."""
+"""Functions that reduce the values of an episode's steps to one figure (statistic) of the episode."""
 STEP_FACTS: Final = (col.T_INDEX, col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.TERMINATED, col.TRUNCATED)
 """What each step has in addition to its columns."""
 MAX_LENGTH: Final = 2_000
@@ -80,7 +80,7 @@ class Expression:
         self.text, self._of_steps = text, of_steps
         self._written = {"_etude_return": "return"}  # names as written, by their replacements in Python's grammar
         self.reductions: dict[str, Reduction] = {}
-        """By their text."""
+        """The reductions, by their text."""
         self.names: set[str] = set()
         """The figures named outside of reductions."""
         self.columns: list[str] = []
@@ -100,7 +100,7 @@ class Expression:
         self._evaluate = self._compiled(self._root, of_steps)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For worker processes: the text, as compiled functions can't be sent."""
+        """Pickle only the text, because compiled functions can't be pickled."""
         return type(self), (self.text,)
 
     def _token(self, match: re.Match[str]) -> str:
@@ -198,7 +198,8 @@ class Expression:
         for name in sorted(self.names - set(figures)):
             if name in columns or name in facts:
                 raise self._error(
-                    f"names `{name}`, which each step has: say what of it, such as mean({name}) or any({name} == 1)"
+                    f"names `{name}`, which has a value for each step: reduce it, as in mean({name}) or "
+                    f"any({name} == 1)"
                 )
             raise self._error(f"names `{name}`. Figures are {', '.join(figures)}{_hint(name, figures)}")
         for name in self.columns:
@@ -229,11 +230,11 @@ class Expression:
         """
         found = self._evaluated(self._evaluate, values)
         if found.dtype != np.bool_:
-            raise self._error("gives numbers, not yes or no, so it is not a condition: compare them with something")
+            raise self._error("gives numbers, so it is not a condition: compare them with something")
         return np.array(found)
 
     def _evaluated(self, evaluate: Evaluate, values: Mapping[str, Values]) -> Values:
-        """``[rows]``"""
+        """Evaluate for each row: ``[rows]``. Errors become a SettingsError."""
         with np.errstate(all="ignore"):
             try:
                 found = np.asarray(evaluate(values))
@@ -283,9 +284,9 @@ class RowFilter(Expression):
         return pieces.select(kept[start])
 
     def episodes(self) -> pc.Expression | None:
-        """Return a condition on ``episode_id`` that holds wherever this one does, by which Parquet skips row groups.
+        """Return a condition on ``episode_id`` that holds wherever this one does; Parquet can skip row groups by it.
 
-        None if it does not say which episodes it is about.
+        None if the filter is not limited to certain episodes.
         """
         conditions = [self._root]
         if isinstance(self._root, ast.BoolOp) and isinstance(self._root.op, ast.And):

@@ -27,7 +27,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS, to_table
-from etude.files import AnyPath, InUseError, Lock, RemotePath, anchored, aside_of, located, publish_at
+from etude.files import AnyPath, InUseError, Lock, RemotePath, absolute_path, located, publish_at, temporary_path
 from etude.recordings.background import BackgroundThread
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.format import chosen
@@ -175,7 +175,7 @@ class FileRoller:
         self.check_folder()
         self._schema = disk_schema(schema).with_metadata({HEADER_KEY: self.header.dumps()})
         self._path = self._next_path()
-        self._aside = aside_of(self._path)
+        self._aside = temporary_path(self._path)
         self._rows = self._segments = 0
         self._sink = pa.OSFile(str(self._aside), "wb")
         self._writer = pq.ParquetWriter(
@@ -274,13 +274,13 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
 
 
 ROW_GROUP_ROWS: Final = 65_536
-"""The most rows in a row group; 16k rows made reading 10-15 % slower."""
+"""The maximum number of rows in a row group; 16k rows made reading 10-15 % slower."""
 ROW_GROUP_BYTES: Final = 64 * 2**20
 """The approximate size limit of a row group in memory, in bytes: readers must hold one at once."""
 MAX_ROWS_PER_FILE: Final = 16 * ROW_GROUP_ROWS
 MAX_FILE_SIZE: Final = 256 * 2**20
 MAX_SECONDS: Final = 300.0
-"""Seconds. Rows that have waited longer are put on disk at the next write, however few they are."""
+"""Seconds after which queued rows are written to disk by the next `RecordingWriter.write`, however few they are."""
 
 
 class RecordingWriter:
@@ -298,8 +298,8 @@ class RecordingWriter:
         env: The id of the env, for readers.
         meta: Other metadata, as JSON data: connectors, the module's identity, the seed.
         columns: The step columns to keep, by name or root; None keeps all.
-        max_rows_per_file: The most rows in a file, at least 1.
-        max_file_size: A file is closed once it reaches this size, in bytes.
+        max_rows_per_file: The maximum number of rows in a file, at least 1.
+        max_file_size: The size in bytes, at least 1, at which a file is closed.
         compression: A codec for all columns, or codecs by column or root, of which the longest match applies:
             ``{"obs/camera": "zstd:3", "obs": "lz4"}``. A codec for ``obs`` also applies to ``final_obs``. None uses LZ4
             for numbers, Zstandard for images and strings. Codecs are none, snappy, lz4, gzip, brotli and zstd,
@@ -313,8 +313,10 @@ class RecordingWriter:
             each file is written locally first, and uploaded when it is complete.
 
     Raises:
-        DataError: the folder holds a recording and ``append`` is False, or the recording has other spaces.
+        DataError: the folder holds a recording and ``append`` is False, or the recording has other spaces; or another
+            writer uses the folder with the same prefix.
         SettingsError: a codec or the encoding is unknown.
+        ValueError: a limit is less than 1, or the prefix can't be used.
     """
 
     def __init__(
@@ -346,7 +348,7 @@ class RecordingWriter:
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
         self._codecs = codecs(compression)
         limits = (max_rows_per_file, max_file_size)
-        self._files = FileRoller(anchored(self.path), self.header, *limits, append, prefix, self._codecs, encoding)
+        self._files = FileRoller(absolute_path(self.path), self.header, *limits, append, prefix, self._codecs, encoding)
         self._columns = None if columns is None else tuple(columns)
         self._limits = limits
         self._group_rows = 0
@@ -448,7 +450,7 @@ class RecordingWriter:
             self._raise_failure()
 
     def _hand_over(self, *, publish: bool = False) -> Future[None]:
-        """Let the thread write what is pending, once it has written what it was given before."""
+        """Let the thread write what is pending; first waits until it has written the previous row group."""
         if self._newest is not None:
             self._newest.result()
         self._newest = self._thread.submit(partial(self._files.write, tuple(self._pending), publish=publish))
@@ -514,10 +516,10 @@ class RecordingWriter:
 
 
 def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
-    """Return the columns under ``roots``.
+    """Return ``exp`` with only the columns under ``roots``.
 
     Raises:
-        DataError: there are none under one of them.
+        DataError: there is no column under one of them.
     """
     return exp.only(chosen(list(exp.steps), roots, "what is to be recorded"))
 

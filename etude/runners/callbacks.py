@@ -148,7 +148,7 @@ class RunningEpisode:
         """The index of the episode in that copy, from 0."""
         self.agents: dict[str | None, RunningAgent] = {}
         """The agents that have had an observation in this episode, by name; an agent without a name is at None."""
-        self.unheld_reward = 0.0
+        self.unacted_reward = 0.0
         """The rewards of agents that never acted in this episode, known when it has ended."""
         self.data: dict[Any, Any] = {}
         """For data of your own, from one call to the next. It is saved with the run if it holds only plain data and
@@ -204,7 +204,7 @@ class RunningEpisode:
     @property
     def return_so_far(self) -> float:
         """The sum of the rewards of all agents."""
-        return sum(agent.return_so_far for agent in self.agents.values()) + self.unheld_reward
+        return sum(agent.return_so_far for agent in self.agents.values()) + self.unacted_reward
 
     obs: Any
     """`RunningAgent.obs` of the only agent."""
@@ -307,7 +307,7 @@ class RunningEpisode:
             "env": self.env_index,
             "number": self.number,
             "agents": [agent.state() for agent in self.agents.values()],
-            "unheld": self.unheld_reward,
+            "unheld": self.unacted_reward,
             "duration": self.duration,
             "over": None if self._over is None else self._over[0],
             "values": {name: list(pair) for name, pair in self.values.items()},
@@ -321,7 +321,7 @@ class RunningEpisode:
         for slot, name, module_id, kept in state["agents"]:
             figures = None if kept is None else AgentFigures(*kept)
             self.agents[name] = RunningAgent(self._source, slot, name, module_id, figures)
-        self.unheld_reward = state.get("unheld", 0.0)
+        self.unacted_reward = state.get("unheld", 0.0)
         self._over = None if state["over"] is None else (state["over"], state["duration"])
         self.values = {name: (total, count) for name, (total, count) in state["values"].items()}
         self.histograms = {name: [values] for name, values in state["histograms"].items()}
@@ -332,7 +332,7 @@ EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episo
 
 
 class Callback:
-    """Base class of callbacks: user code that is called while episodes run. Methods not overridden cost nothing.
+    """Base class of callbacks: user code that is called while episodes run. Methods not overridden cost no time.
 
     The methods are called in this order for an episode: `on_episode_created`, `on_episode_start`, `on_episode_step`
     after each env step, including the last one, and `on_episode_end`. `on_segment` is called whenever steps of the
@@ -409,7 +409,7 @@ def callback_from(spec: CallbackLike) -> Callback:
     for name in dir(type(found)):
         if name.startswith("on_") and name not in EVENTS and callable(getattr(type(found), name)):
             raise SettingsError(
-                f"{type(found).__name__} has a method `{name}`, which is no event. {choice(name, EVENTS)}"
+                f"{type(found).__name__} has a method `{name}`, which is not an event. {choice(name, EVENTS)}"
             )
     return found
 
@@ -560,8 +560,8 @@ class CallbackRunner:
         for env in ended.tolist():
             episode = self._running[env]
             if episode is not None:
-                if turn.unheld is not None:
-                    episode.unheld_reward = float(np.nansum(turn.unheld[self.arena.env_of == env]))
+                if turn.unacted_reward is not None:
+                    episode.unacted_reward = float(np.nansum(turn.unacted_reward[self.arena.env_of == env]))
                 episode.is_last_step = True
                 self._call("on_episode_step", episode)
                 self._call("on_episode_end", episode)

@@ -56,8 +56,8 @@ class Finished(NamedTuple):
     lengths: Ints
     """The length of each episode; in env steps, if there are several agents."""
     agent_returns: dict[str, Floats]
-    """The returns of each agent, by name, in the episodes in which it acted or got a reward, of 0 too; {} if agents
-    have no names."""
+    """The returns of each agent, by name, in the episodes in which it acted or got a reward, even 0; {} if agents have
+    no names."""
     module_returns: dict[str, Floats]
     """The same by module: the mean over its agents in each episode."""
     durations: Floats
@@ -122,7 +122,7 @@ class EpisodeTracker(Stateful):
         self.module_of: list[str | None] = [None] * slots
         """The module that acts for each slot."""
         self.choose: Callable[[int, int], str | None] = lambda slot, number: self.module_of[slot]
-        """Chooses the module that acts for a slot in the episode of an index; `PolicyMapping` sets it."""
+        """Called with a slot and an episode's index; returns the module that acts. `PolicyMapping` sets it."""
         self.number: Ints = np.full(envs, -1)
         """``[num_envs]``: the index of each env's running episode; -1 before the first."""
         self.clock: Ints = np.zeros(envs, np.int64)
@@ -204,9 +204,9 @@ class EpisodeTracker(Stateful):
         """End the episodes of the envs ``over``. What the tracker knows of their slots holds until their next rows."""
         if (over := turn.over) is None:
             return _NO_INTS, _NO_INTS
-        if turn.unheld is not None:
-            idle = np.flatnonzero(~np.isnan(turn.unheld))
-            self.t[idle], self.total[idle], self.began[idle], self.inside[idle] = 0, turn.unheld[idle], at, True
+        if turn.unacted_reward is not None:
+            idle = np.flatnonzero(~np.isnan(turn.unacted_reward))
+            self.t[idle], self.total[idle], self.began[idle], self.inside[idle] = 0, turn.unacted_reward[idle], at, True
             for slot in idle.tolist():
                 self.module_of[slot] = self.choose(slot, int(self.number[self.env_of[slot]]))
         slots = [own[self.inside[own]] for own in (self._slots_of[env] for env in over.tolist())]

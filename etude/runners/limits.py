@@ -18,14 +18,14 @@ Bools: TypeAlias = NDArray[np.bool_]
 CountBy: TypeAlias = Literal["env_steps", "agent_steps"]
 
 MOST_TRIES: Final = 10
-"""The number of episodes of an env in a row that may be cut by failures before one of its episodes is given up."""
+"""The number of episodes in a row that an env may fail in, before one of its requested episodes is given up."""
 
 
 class Limit(ABC):
     """Decides when a collection is complete, and which results or episodes it returns. One is made per collection."""
 
     by_episode = True
-    """True: only finished episodes are returned. False: all steps whose results have come."""
+    """Whether only finished episodes are returned; otherwise, all steps with known results."""
     is_open = True
     """Whether the collection is incomplete."""
     _chosen: Ints = np.zeros(0, np.int64)  # the episodes to return, by `_keys`
@@ -43,8 +43,8 @@ class Limit(ABC):
         return True
 
     def late(self, slots: Ints) -> Bools:
-        """Which of the newest results, given by slot, exceed the limit. Ask for one turn after the other, the last one
-        first."""
+        """``[n]``: which of the newest results, given by slot, exceed the limit. Call it for one turn after the other,
+        beginning with the last."""
         return np.zeros(len(slots), bool)
 
     def choose(self, envs: Ints, numbers: Ints) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.connectors import Inputs
-from etude.connectors.pipeline import refuse_unready
+from etude.connectors.pipeline import check_takes_tensors
 from etude.envs import Turn
 from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience, Segments, arrays
@@ -419,7 +419,7 @@ class TensorRollout(Rollout):
 
     def __init__(self, policy: Policy, module_id: str | None, num_slots: int, device: torch.device) -> None:
         self._device = device
-        refuse_unready(policy.connectors)
+        check_takes_tensors(policy.connectors)
         super().__init__(policy, module_id, num_slots)
         for columns in (self._memory, self._prev):
             for name, column in columns.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner: Arena + Policies → Experience."""
+"""Runner: collects Experience from an arena with policies."""
 
 import logging
 import operator
@@ -46,7 +46,7 @@ class Runner:
         policies: The policies that act: one for all slots, or several by module id. They are not copied, so that
             updates of their weights apply to the next collection.
         module_of: Chooses the module for an agent whenever the agent begins an episode; see `ModuleOf`.
-        seed: The seed of the arena, the actions and the episode ids. None takes one from the operating system.
+        seed: The seed of the arena, the actions and the episode ids. None: a random one.
         count_steps_by: Whether to count env steps or agent steps if several agents share an env.
         callbacks: Called while episodes run, in this order; see `Callback`.
         lengths: Limits on the length of segments; None: no limits.
@@ -88,7 +88,7 @@ class Runner:
         self.warn_of_lost_episodes = False
         """Whether to log a warning, at the next reset, if the envs' running episodes can't be saved in checkpoints."""
         self.checks_offline = False
-        """Whether connectors must change the observations that are learned from, too: set by algorithms."""
+        """Whether to refuse connectors that change observations for acting but not for learning; set by algorithms."""
         self.agent_steps = 0
         """The agent steps returned since the runner was made."""
         self.env_steps = 0
@@ -103,7 +103,7 @@ class Runner:
         self.rollouts: dict[str | None, Rollout] = {}
         """The rollouts by module id."""
         self._set_policies(policies, module_of)
-        self.begin_again(seed)
+        self.restart_episodes(seed)
         called = [callback_from(callback) for callback in callbacks]
         self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
 
@@ -129,7 +129,7 @@ class Runner:
         self._set_policies(policies, module_of)
         if self._callbacks is not None:
             self._callbacks.rollouts = self.rollouts
-        self.begin_anew()
+        self.abandon_episodes()
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
@@ -437,7 +437,7 @@ class Runner:
         if before != now:
             for rollout, stored in rollouts:
                 rollout.connectors.load_state_dict(stored["connectors"])
-            self.begin_anew()
+            self.abandon_episodes()
             return f"new episodes: there were {before} slots, and now there are {now}"
         for rollout, stored in rollouts:
             rollout.load_state_dict(stored)
@@ -457,7 +457,7 @@ class Runner:
             self._late = sum(len(share.new_results()) for share in self._shares)
         return how
 
-    def begin_again(self, seed: int | None) -> None:
+    def restart_episodes(self, seed: int | None) -> None:
         """Abandon the running episodes: the next ones are those of a new runner with this seed."""
         env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
         self._rng = np.random.default_rng(draws)
@@ -465,7 +465,7 @@ class Runner:
             rollout.connectors.start(self.arena.num_slots)
         self._begin(f"{ids.generate_state(1, np.uint64)[0]:016x}", int(env_seed.generate_state(1)[0] >> 1))
 
-    def begin_anew(self) -> None:
+    def abandon_episodes(self) -> None:
         """Abandon the running episodes: the next collection begins new ones. Connectors keep their statistics."""
         self.warn_of_lost_episodes = False
         for rollout in self.rollouts.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies behind HTTP, and envs that are clients of a run by the same protocol. Needs ``etude[serve]``."""
+"""Serve policies over HTTP, and train on envs that are HTTP clients. Needs ``etude[serve]``."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,31 +15,32 @@ __all__ = ["ExternalEnv", "PolicyService", "ServingConfig", "WebServer", "app", 
 
 
 def app(policies: Policies, **config: Any) -> "Starlette":
-    """An ASGI app that serves policies, for a server of yours: ``uvicorn.run(app(policy))``.
+    """Make an ASGI app that serves policies, to run on your own server: ``uvicorn.run(app(policy))``.
 
     Args:
-        policies: A policy, several by name, or the path or URL of a run, whose newest checkpoint is served.
-        config: The fields of `ServingConfig`. The address is that of your server; with a ``host`` other than one of
-            this machine, requests may name any host.
+        policies: A policy; a mapping of names to policies; or the path or URL of a run, whose newest checkpoint is
+            served.
+        config: Fields of `ServingConfig`. Your server sets the address. If ``host`` names this machine, as by default,
+            requests whose Host header names another one are refused.
 
     Raises:
         SettingsError: a setting is wrong, or a package is missing.
         CheckpointError: the run can't be loaded.
-        DataError: it can't be recorded to ``record``.
+        DataError: ``record`` can't be written.
     """
     return make_app(PolicyService(policies, ServingConfig(**config)))
 
 
 def serve(policies: Policies, *, ready: Callable[[str], None] | None = None, **config: Any) -> None:
-    """Serve policies until SIGINT or SIGTERM; then what runs is answered, and the recording finished.
+    """Serve policies until SIGINT or SIGTERM. Then finish the running requests and the recording.
 
     Args:
-        policies: See `app`, as for the errors.
-        ready: Called with the URL as soon as requests are accepted.
-        config: The fields of `ServingConfig`.
+        policies: See `app`, which also lists the errors.
+        ready: Called with the server's URL as soon as it accepts requests.
+        config: Fields of `ServingConfig`.
 
     Raises:
-        KeyboardInterrupt: it was interrupted, and all is closed.
+        KeyboardInterrupt: SIGINT was received; everything is closed.
     """
     settings = ServingConfig(**config)
     service = PolicyService(policies, settings)
@@ -49,4 +50,4 @@ def serve(policies: Policies, *, ready: Callable[[str], None] | None = None, **c
             ready(server.url)
         server.serve()
     finally:
-        service.finish_recording()  # also where the port is taken
+        service.finish_recording()  # also if the port is taken

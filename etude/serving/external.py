@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ExternalEnv: an arena whose envs are clients that connect over HTTP, ask for actions and report what they bring."""
+"""ExternalEnv: an arena whose envs are clients that connect over HTTP, ask for actions and report the results."""
 
 import asyncio
 import contextlib
@@ -27,29 +27,32 @@ if TYPE_CHECKING:
     import torch
 
 _POLL: Final = 1.0
-"""Seconds after which a run that waits for clients sees whether there is a server still."""
+"""Seconds between two checks that the server still runs, while the run waits for clients."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Client(Session):
-    """A client, which is one slot."""
+    """A client's session, which occupies one slot."""
 
     slot: int
     phase: Literal["new", "asks", "waits", "acts"] = "new"
-    """It is to begin an episode; its step was not taken yet; it was, and is to be answered; it has its action."""
+    """new: its next step begins an episode. asks: its step waits to be taken. waits: its step was taken and needs an
+    action. acts: it has its action."""
     is_abandoned: bool = False
-    """It acts in an episode that the run is no longer interested in."""
+    """Whether the run was reset during its episode, so that its next step is answered with None."""
     answer: "Future[Any] | None" = None
-    """The nested action; None where the episode is to begin anew."""
+    """The nested action for its last step; None tells it to begin a new episode."""
 
 
 class ClientService:
-    """What clients have said, and what they are answered; see `etude.serving.web.Service`. For two threads.
+    """The clients' steps and the actions for them; see `etude.serving.web.Service` for the other methods.
+
+    The server's thread and the arena's thread may call it at the same time.
 
     Args:
-        obs_space: Of one observation.
-        action_space: Of one action.
-        limit: The most clients.
+        obs_space: The space of one observation.
+        action_space: The space of one action.
+        limit: Maximum number of clients.
         seconds: See `Sessions`.
         max_body: See `Service`.
         is_local: See `Service`.
@@ -60,10 +63,10 @@ class ClientService:
     ) -> None:
         self.max_body, self.is_local, self.metrics = max_body, is_local, ServingMetrics()
         self._obs_space, self._action_space, self._limit = obs_space, action_space, limit
-        self._changed = threading.Condition()  # its lock is for all that follows
+        self._changed = threading.Condition()  # its lock guards all attributes below
         self._sessions: Sessions[_Client] = Sessions(limit, seconds, self._dropped)
         self._clients: dict[int, _Client] = {}  # by slot
-        self._waiting: dict[int, tuple[Step, bool]] = {}  # steps that were not taken, and if they begin an episode
+        self._waiting: dict[int, tuple[Step, bool]] = {}  # steps not yet taken, and whether they begin an episode
         self._ended: dict[int, Step] = {}
         self._lost: list[int] = []
         self._is_shut = False
@@ -84,7 +87,7 @@ class ClientService:
                 raise _ended()
             self._sessions.expire()
             free = [slot for slot in range(self._limit) if slot not in self._clients]
-            client = self._sessions.add(_Client(free[0] if free else -1))  # which refuses where none is free
+            client = self._sessions.add(_Client(free[0] if free else -1))  # which raises if no slot is free
             self._clients[client.slot] = client
             return {SESSION: client.id, "seconds": self._sessions.seconds}
 
@@ -128,22 +131,23 @@ class ClientService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with repeating(min(1.0, self._sessions.seconds), self._look_after):
+        async with repeating(min(1.0, self._sessions.seconds), self._housekeeping):
             yield
 
-    async def _look_after(self) -> None:
+    async def _housekeeping(self) -> None:
         with self._changed:
             self._sessions.expire()
 
     # -- the arena's thread ---------------------------------------------------------------------------------------
 
     def take(self, server: threading.Thread) -> tuple[list[int], dict[int, Step], dict[int, tuple[Step, bool]]]:
-        """What has come: slots whose client has vanished in an episode, ends, and steps that wait for an action.
+        """Take what clients have reported, and wait until there is a step.
 
-        Waits until there is an end or a step.
+        Returns three parts: the slots whose client disappeared during an episode; the last steps of episodes; and the
+        steps that wait for an action, each with whether it begins an episode.
 
         Raises:
-            EnvError: the thread of the server has ended.
+            EnvError: the server's thread has ended.
         """
         with self._changed:
             while not (self._ended or self._waiting):
@@ -157,7 +161,7 @@ class ClientService:
             return found
 
     def answer(self, slots: Sequence[int], actions: Sequence[Any]) -> None:
-        """Give clients their actions."""
+        """Answer the clients in these slots with nested actions."""
         with self._changed:
             for slot, action in zip(slots, actions, strict=True):
                 client = self._clients[slot]
@@ -165,7 +169,7 @@ class ClientService:
                 self._set(client, action)
 
     def abandon(self) -> None:
-        """Let all episodes that run begin anew."""
+        """Discard all running episodes; each client is told by its next answer to begin a new one."""
         with self._changed:
             self._lost, self._ended = [], {}
             for client in self._clients.values():
@@ -177,7 +181,7 @@ class ClientService:
                     self._set(client, None)
 
     def shut(self) -> None:
-        """Refuse the requests that wait, and all later ones."""
+        """Refuse the waiting requests and all later ones."""
         with self._changed:
             self._is_shut = True
             for client in self._clients.values():
@@ -201,26 +205,26 @@ def _ended() -> RequestError:
 
 
 class ExternalEnv:
-    """An arena whose envs are clients: a game or a simulator, in any language, that asks for actions over HTTP.
+    """An arena whose envs are clients: games or simulators, in any language, that ask for actions over HTTP.
 
-    It is given as the ``env`` of a config, whose ``num_envs`` is the same, and is closed with the algorithm. Clients
-    may connect and leave at any time; the run waits while there is none. The unfinished episode of a client that
-    vanishes is cut. The page "Serve a policy" of the docs has the protocol. The methods are those of
-    `etude.envs.Arena`.
+    Pass it as the ``env`` of a config with the same ``num_envs``; the algorithm closes it. Clients may connect and
+    leave at any time; the run waits while there are none. If a client disappears, its unfinished episode is cut. The
+    page "Serve a policy" of the docs describes the protocol. The methods are those of `etude.envs.Arena`.
 
     Args:
-        observation_space: Of one observation.
-        action_space: Of one action.
-        num_envs: The most clients at one time, at least 1.
-        host: The address to listen at; the default is for this machine alone.
-        port: To listen at; 0 is any that is free: `url` has it.
-        session_seconds: A client from which nothing has come for so long, though it had its action, has vanished.
-        max_body: The most bytes of a request.
+        observation_space: The space of one observation.
+        action_space: The space of one action.
+        num_envs: Maximum number of clients at a time, at least 1.
+        host: Address to listen at. The default accepts clients on this machine only.
+        port: Port to listen at; 0 is any free port, which `url` shows.
+        session_seconds: Seconds without a request, above 0, after which a client is dropped, unless it waits for an
+            action.
+        max_body: Maximum size of a request in bytes, at least 1.
 
     Raises:
-        SettingsError: the port can't be listened at, a package is missing, or an argument has the wrong
+        SettingsError: the server can't listen at the port, a package is missing, or an argument has the wrong
             type or is out of range.
-        SpaceError: a space is of a kind that Etude can't handle.
+        SpaceError: Etude does not support one of the spaces.
     """
 
     device: "torch.device | None" = None
@@ -250,7 +254,7 @@ class ExternalEnv:
         self.agents: list[str | None] = [None] * num_envs
         parts = leaves(observation_space, col.OBS)
         self._nothing: Columns = {n: np.zeros((1, *leaf_shape(leaf)), leaf_dtype(leaf)) for n, leaf in parts.items()}
-        leaves(action_space, col.ACTION)  # raises where it can't be handled
+        leaves(action_space, col.ACTION)  # raises if the space is not supported
         self._nest = Nester(action_space, col.ACTION)
         self._turns: list[Turn] = []
         self._open: Turn | None = None
@@ -260,7 +264,7 @@ class ExternalEnv:
         self._service = ClientService(*spaces, num_envs, session_seconds, max_body, is_local=host in LOCAL_HOSTS)
         self._server = WebServer(self._service, host, port)
         self.url = self._server.url
-        """Where clients connect."""
+        """The URL that clients connect to."""
         self._thread = threading.Thread(target=self._server.serve, name="etude-external-env", daemon=True)
         self._thread.start()
 
@@ -271,13 +275,13 @@ class ExternalEnv:
         raise EnvError("an ExternalEnv can't be sent to another process: its run is of the local engine.")
 
     def reset(self, seed: int | None = None) -> None:
-        """Let clients begin new episodes; those in the middle of one are told with their next answer. Seeds are
-        theirs."""
+        """Discard the running episodes; each client is told by its next answer to begin a new one. ``seed`` is not
+        used: clients have their own."""
         self._turns, self._open, self._is_reset = [], None, True
         self._service.abandon()
 
     def recv(self) -> list[Turn]:
-        """See `Arena.recv`. Waits for a client, however long that takes."""
+        """See `Arena.recv`. Waits until a client reports a step."""
         if self._open is not None:
             return self._turns
         if not self._is_reset:
@@ -299,7 +303,7 @@ class ExternalEnv:
         return self._turns
 
     def _turn(self, steps: Mapping[int, Step]) -> Turn:
-        """What clients show, by slot."""
+        """Make a turn of the clients' steps, by slot."""
         obs = [self._nothing if step.obs is None else step.obs for step in steps.values()]
         blind = np.array([step.obs is None for step in steps.values()])
         return Turn(
@@ -312,7 +316,6 @@ class ExternalEnv:
         )
 
     def send(self, turn: Turn, action: Columns) -> None:
-        """See `Arena.send`."""
         if turn is not self._open:
             raise EnvError("this turn does not wait for actions: send() takes the turn of the last recv() once.")
         self._open = None
@@ -321,26 +324,25 @@ class ExternalEnv:
         self._service.answer(turn.slots.tolist(), actions)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Arena.state_dict`: clients have the state."""
+        """Say that resuming begins new episodes, because the clients have the state."""
         return {"how": "new episodes", "why": "the envs are clients of an ExternalEnv"}
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
-        """See `Arena.load_state_dict`."""
         return f"new episodes: {self.state_dict()['why']}"
 
     def env_at(self, env: int) -> None:
-        """See `Arena.env_at`: they live elsewhere."""
+        """None: the envs are in other processes."""
 
     def info_of(self, turn: Turn, slot: int) -> None:
-        """See `Arena.info_of`: clients send none."""
+        """None: clients send no infos."""
 
     def stats(self) -> dict[str, float]:
-        """``faulty_episodes``: how many were cut since this was last asked, as their client has vanished."""
+        """``faulty_episodes``: the episodes cut since the last call because their client disappeared."""
         lost, self._num_lost = self._num_lost, 0
         return {"faulty_episodes": float(lost)}
 
     def close(self) -> None:
-        """End the server; clients that wait are refused. It can't be used again."""
+        """Stop the server, and refuse the waiting clients. The arena can't be used again."""
         self._is_reset, self._open = False, None
         self._service.shut()
         self._server.stop()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of `etude serve` and `ExternalEnv`: bodies in JSON or msgpack, values of spaces, steps of an episode.
+"""The protocol of `etude serve` and `ExternalEnv`: JSON or msgpack bodies, values of spaces, steps of episodes.
 
-``docs/serve.md`` has it on one page, for clients in any language.
+``docs/serve.md`` documents it, for clients in any language.
 """
 
 import json
@@ -27,16 +27,16 @@ SESSION: Final = "session"
 POLICY: Final = "policy"
 
 STEP_FIELDS: Final = (SESSION, col.OBS, col.REWARD, col.TERMINATED, col.TRUNCATED)
-"""What a step of an episode may have."""
+"""The fields of a request that reports a step of an episode."""
 
 
 class RequestError(EtudeError):
-    """A request that is refused.
+    """A refused request.
 
     Args:
-        field: What is wrong in it: a path such as ``obs/camera``.
-        message: What is wrong, in words that go on after the field's name.
-        status: The status of the HTTP answer, 400 to 499.
+        field: The wrong field: a path such as ``obs/camera``.
+        message: What is wrong, as words that follow the field's name.
+        status: HTTP status of the answer, 400 to 499.
     """
 
     def __init__(self, field: str, message: str, status: int = 400) -> None:
@@ -48,10 +48,10 @@ class RequestError(EtudeError):
 
 
 def decode(body: bytes, content_type: str) -> dict[str, Any]:
-    """The fields of a request.
+    """Parse the fields of a request's body; an empty body has none.
 
     Raises:
-        RequestError: the body is of another format, is broken, or is no object.
+        RequestError: the content type is not supported, or the body is broken or not an object.
     """
     if not body:
         return {}
@@ -71,7 +71,7 @@ def decode(body: bytes, content_type: str) -> dict[str, Any]:
 
 
 def encode(answer: Any, content_type: str) -> bytes:
-    """An answer in the format of the request."""
+    """Encode an answer as msgpack if ``content_type`` says so, otherwise as JSON."""
     if content_type == MSGPACK:
         packed: bytes = msgpack.packb(answer)
         return packed
@@ -95,7 +95,7 @@ def check_fields(fields: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in the words of JSON."""
+    """Name a value's type in the words of JSON."""
     if value is None:
         return "null"
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array", dict: "an object"}
@@ -106,14 +106,15 @@ def _kind(value: Any) -> str:
 
 
 def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Columns, bool]:
-    """A value of a space, or a batch of them, as flat columns ``[B, ...]``; and whether it is a batch.
+    """Read a value of a space, or a batch of values, as flat columns ``[B, ...]``; also return whether it is a batch.
 
-    A Dict is an object, a Tuple an array, all others are numbers in nested arrays; those of a `NamedDiscrete` may be
-    texts. In a batch, each part has one more axis, in front. In msgpack, an array may also be ``{"shape": [...],
-    "data": bytes}``: little-endian numbers of the dtype of the space, in C order.
+    A Dict is an object, a Tuple an array, and anything else a number or nested arrays of numbers. A `NamedDiscrete`
+    also takes its names, as strings. In a batch, each part has one additional axis in front. In msgpack, an array may
+    also be ``{"shape": [...], "data": bytes}``: little-endian numbers of the space's dtype, in C order.
 
     Raises:
-        RequestError: it does not fit the space; the part is named.
+        RequestError: the value does not fit the space, or a batch does not have 1 to ``max_rows`` rows; the error names
+            the part.
     """
     columns: Columns = {}
     batches: dict[str, tuple[bool, int]] = {}
@@ -139,7 +140,7 @@ def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Colu
 
 
 def _parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, Any]]:
-    """The simple spaces in a space, with their names and values."""
+    """Yield the name, the space and the value of each leaf of a space."""
     if isinstance(space, spaces.Dict):
         keys = [str(key) for key in space.spaces]
         if not isinstance(value, Mapping):
@@ -162,7 +163,7 @@ def _parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, An
 
 
 def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
-    """An array of the leaf's dtype, of whatever shape, whose numbers are finite."""
+    """Convert a leaf's value to an array of the leaf's dtype, of any shape; refuse numbers that are not finite."""
     dtype, texts = leaf_dtype(leaf), value if isinstance(value, list) else [value]
     if isinstance(value, Mapping):
         array = _unpacked(name, value, dtype)
@@ -172,13 +173,13 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
         except SpaceError as error:
             raise RequestError(name, f"has a name that is not known: {error}") from None
     else:
-        is_numbers = _types_in(value) <= {bool, int, float}  # in an array, each text would take the room of the longest
+        is_numbers = _types_in(value) <= {bool, int, float}  # NumPy would pad every string to the longest one
         try:
             array = np.asarray(value if is_numbers else None)
         except (ValueError, OverflowError):
             raise RequestError(name, "is not an array of numbers: its rows differ in length or depth.") from None
     if array.dtype.kind not in "biuf":
-        what = _kind(value) if not isinstance(value, list) else "an array with something else than numbers in it"
+        what = _kind(value) if not isinstance(value, list) else "an array with values that are not numbers"
         raise RequestError(name, f"is {what}, but must be numbers.")
     if array.dtype.kind == "f" and dtype.kind != "f" and array.size:
         raise RequestError(name, f"has numbers with a fraction, but its space {in_words(leaf)} has whole numbers.")
@@ -193,7 +194,7 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
 
 
 def _types_in(value: Any) -> set[type]:
-    """The types of all that is in nested lists."""
+    """The types of all values in nested lists."""
     found, level = set[type](), [value]
     while level:
         types = {*map(type, level)}
@@ -213,12 +214,12 @@ def _unpacked(name: str, value: Mapping[str, Any], dtype: np.dtype[Any]) -> NDAr
         raise RequestError(name, f"has {len(data)} bytes, but {dtype} of shape {shape} has {size}.")
     try:
         return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype)
-    except ValueError:  # of no bytes at all
+    except ValueError:  # there is no data, as one axis is 0, but another is too large for NumPy
         raise RequestError(name, f"has the shape {shape}, which is too large.") from None
 
 
 def as_lists(space: Space, columns: Columns, root: str) -> dict[str, list[Any]]:
-    """Flat columns ``[B, ...]`` of a space as lists of numbers; of texts, where the space has names."""
+    """Convert flat columns ``[B, ...]`` of a space to nested lists of numbers, or of strings where it has names."""
     parts = leaves(space, root).items()
     return {
         name: (leaf.named(columns[name]) if isinstance(leaf, NamedDiscrete) else columns[name]).tolist()
@@ -230,32 +231,32 @@ def as_lists(space: Space, columns: Columns, root: str) -> dict[str, list[Any]]:
 
 
 class Step(NamedTuple):
-    """What a client says of one step: what its last action brought, and what to act on next."""
+    """A step that a client reports: the result of its last action, and the next observation."""
 
     obs: Columns | None
-    """Flat columns ``[1, ...]``; None: the episode has terminated, and there is no last observation."""
+    """Flat columns ``[1, ...]``. None: the episode has terminated without a final observation."""
     reward: float | None
-    """Of the last action; None: not said, or this begins an episode."""
+    """Reward of the last action. None: not reported, or the episode begins with this step."""
     terminated: bool
     truncated: bool
 
     @property
     def done(self) -> bool:
-        """The episode has ended: no action is wanted."""
+        """Whether the episode has ended, so that no action is expected."""
         return self.terminated or self.truncated
 
 
 def read_step(fields: Mapping[str, Any], obs_space: Space, *, is_first: bool, needs_reward: bool) -> Step:
-    """The step that a request reports.
+    """Read the step that a request reports.
 
     Args:
-        fields: Of the request.
+        fields: The fields of the request.
         obs_space: The space of one observation.
-        is_first: It begins an episode.
-        needs_reward: Later steps must say what they have earned.
+        is_first: Whether the step begins an episode.
+        needs_reward: Whether all later steps must have a reward.
 
     Raises:
-        RequestError: something is missing or wrong.
+        RequestError: a field is missing, unknown or wrong.
     """
     check_fields(fields, STEP_FIELDS)
     flags = {}
@@ -275,7 +276,7 @@ def read_step(fields: Mapping[str, Any], obs_space: Space, *, is_first: bool, ne
             raise RequestError(col.REWARD, "is given, but this step begins an episode: nothing was earned yet.")
         reward = _as_float(reward)
     elif needs_reward and not is_first:
-        raise RequestError(col.REWARD, "is missing: what the last action has earned.")
+        raise RequestError(col.REWARD, "is missing: give the reward of the last action.")
     obs = fields.get(col.OBS)
     if obs is None:
         if not flags[col.TERMINATED]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Served episodes as a recording: each is written when its end was reported, as a whole."""
+"""Record the episodes of sessions: each is written as a whole when the client has reported its end."""
 
 import secrets
 import time
@@ -26,25 +26,25 @@ _NO_LIMIT = 1 << 62
 
 
 class ServedEpisode:
-    """An episode of a client as it grows."""
+    """The current episode of a session."""
 
     def __init__(self) -> None:
         self.id = secrets.token_hex(8)
         self.num_steps = 0
-        """Actions that were given."""
+        """Number of actions given so far."""
         self._rows: list[tuple[Columns, Columns, float | None, NDArray[Any] | None]] = []
 
     def add(self, step: Step, choice: Chosen | None) -> None:
-        """Note that an action was given; ``choice`` is what of it is recorded, one row; None: nothing is."""
+        """Count an action. If ``choice``, one row, is given, keep it and its step for the recording."""
         self.num_steps += 1
         if choice is not None and step.obs is not None:
             self._rows.append((step.obs, choice.chosen, step.reward, choice.logp))
 
     def ended(self, step: Step, policy: Policy, module_id: str | None) -> Experience:
-        """The episode, which ends with ``step``."""
+        """Return the whole episode, as one segment; ``step`` is its last."""
         obs, chosen, rewards, logp = zip(*self._rows, strict=True)
         steps = {name: np.concatenate([row[name] for row in rows]) for rows in (obs, chosen) for name in rows[0]}
-        steps[col.REWARD] = np.array([*rewards[1:], step.reward], np.float64)  # each step has that of the one before
+        steps[col.REWARD] = np.array([*rewards[1:], step.reward], np.float64)  # a step reports the last action's reward
         if logp[0] is not None:
             steps[col.LOGP] = np.concatenate(logp)
         final = step.obs
@@ -63,20 +63,20 @@ class ServedEpisode:
 
 
 class EpisodeRecorder:
-    """Writes episodes to a recording, in a thread of its own.
+    """Writes episodes to a recording, in its own thread.
 
-    Whenever the process dies, each episode is in the recording as a whole, or not at all: a file ends only between two
-    episodes.
+    If the process dies, each episode is in the recording either as a whole or not at all, because a file ends only
+    between two episodes.
 
     Args:
-        path: The folder, or its URL. What is there is added to.
-        policies: What acts, by module id. Where their spaces differ, each has a folder of its name.
-        env: The name of the env that they were trained in, if it is known.
-        explore: Whether actions are drawn.
-        flush_seconds: A file is finished when its first episode is this old, or when it is large.
+        path: Folder or URL of the recording; if it has one already, episodes are added to it.
+        policies: The policies that act, by module id. If their spaces differ, each has a subfolder.
+        env: Name of the env that they were trained in; None: unknown.
+        explore: Whether actions are sampled.
+        flush_seconds: Seconds after its first episode until a file is finished, unless it is full earlier.
 
     Raises:
-        DataError: there is a recording of other spaces, or another writer.
+        DataError: the recording has other spaces, or another process is writing to it.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class EpisodeRecorder:
         self._thread = ThreadPoolExecutor(1, "etude-recorder")
 
     def set_policies(self, policies: Mapping[str, Policy]) -> None:
-        """Note that other policies of the same spaces act from now on."""
+        """Record in the metadata that other policies, with the same spaces, act from now on."""
         self._thread.submit(self._writers.set_meta, _meta(policies, self._explore))
 
     def write(self, episode: ServedEpisode, step: Step, policy: Policy, name: str) -> "Future[None]":
-        """Write an episode that ends with ``step``."""
+        """Write, in the recorder's thread, an episode that ends with ``step``."""
         return self._thread.submit(self._write, episode, step, policy, name)
 
     def _write(self, episode: ServedEpisode, step: Step, policy: Policy, name: str) -> None:
@@ -119,17 +119,17 @@ class EpisodeRecorder:
             self._flush()
 
     def flush_if_due(self) -> "Future[None] | None":
-        """Finish the files whose time has come."""
+        """Finish the current files if ``flush_seconds`` have passed; None if there is nothing to do."""
         if self._due is None or time.monotonic() < self._due:
             return None
         return self._thread.submit(self._flush)
 
     def _flush(self) -> None:
         self._due, self._bytes = None, 0
-        self._writers.state_dict()
+        self._writers.state_dict()  # which flushes them
 
     def close(self) -> None:
-        """Put all episodes that have ended on the disk.
+        """Write all finished episodes to disk, and close the recording.
 
         Raises:
             DataError: a write failed.
@@ -139,5 +139,5 @@ class EpisodeRecorder:
 
 
 def _meta(policies: Mapping[str, Policy], explore: bool) -> dict[str, Any]:
-    """What is kept beside the episodes; see `Algorithm.recording_meta`."""
+    """The recording's metadata; see `Algorithm.recording_meta`."""
     return {**connectors_meta(policies, several=[*policies] != [MAIN]), "explore": explore}

@@ -28,50 +28,50 @@ from etude.spaces import Nester, space_to_json
 from etude.urls import LOCAL_HOSTS
 
 Policies: TypeAlias = Policy | Mapping[str, Policy] | Where
-"""A policy; several by name; or the path or URL of a run, whose newest checkpoint is served."""
+"""A policy; a mapping of names to policies; or the path or URL of a run, whose newest checkpoint is served."""
 
 HOUSEKEEPING: Final = 1.0
-"""Seconds between two looks at what is due."""
+"""Seconds between two calls of `PolicyService.housekeeping`."""
 
 _log = logging.getLogger("etude.serving")
 
 
 @settings
 class ServingConfig:
-    """How policies are served."""
+    """Settings of a server of policies."""
 
     host: str = "127.0.0.1"
-    """The address to listen at: `127.0.0.1` is for this machine alone, `0.0.0.0` for all that can reach it."""
+    """Address to listen at: `127.0.0.1` accepts requests from this machine only, `0.0.0.0` from any machine."""
 
     port: Port = 8080
-    """Where; 0 is any port that is free."""
+    """Port to listen at; 0 is any free port."""
 
     record: str | None = None
-    """The folder of a recording, or its URL: sessions' episodes are added to it when their ends are reported."""
+    """Folder or URL of a recording. A session's episode is added to it when the client reports its end."""
 
     explore: bool = False
-    """Draw actions from the policy; else take the most likely ones."""
+    """Sample actions from the policy instead of taking the most likely ones."""
 
     seed: int | None = None
-    """Of the actions drawn; none draws one from the system."""
+    """Seed for sampling actions. None: a random one."""
 
     max_body: IntFrom1 = 16 * 2**20
-    """The most bytes of a request, at least 1."""
+    """Maximum size of a request in bytes, at least 1."""
 
     max_batch: IntFrom1 = 1024
-    """The most observations of a request, and of one call of a policy, at least 1."""
+    """Maximum number of observations in a request, and in one call of a policy, at least 1."""
 
     max_sessions: IntFrom0 = 1000
-    """The most sessions that are open at one time, at least 0."""
+    """Maximum number of open sessions, at least 0."""
 
     session_seconds: FloatAbove0 = 600.0
-    """A session that is not used for so long is closed, and its unfinished episode is dropped."""
+    """Seconds after which an unused session is closed; its unfinished episode is dropped."""
 
     max_episode_steps: IntFrom1 = 100_000
-    """The most steps of a recorded episode, at least 1: they are held in memory until its end."""
+    """Maximum length of a recorded episode in steps, at least 1. It is held in memory until its end."""
 
     flush_seconds: FloatFrom0 = 60.0
-    """Recorded episodes are on the disk so many seconds after they have ended, at the latest."""
+    """Maximum time between the end of a recorded episode and its being written to disk, in seconds, at least 0."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +85,7 @@ class ServedSession(Session):
 
 @dataclasses.dataclass
 class _WaitingRows:
-    """Rows that wait for one policy."""
+    """Observations that wait for a policy's actions."""
 
     obs: Columns
     rows: int
@@ -96,17 +96,18 @@ class _WaitingRows:
 
 
 class PolicyService:
-    """Serves policies; see `etude.serving.web.Service` for the methods.
+    """Answers requests with policies; see `etude.serving.web.Service` for the methods.
 
-    Requests that wait when a policy can act are answered by one call of it.
+    All requests that wait when a policy is called are answered by that one call, if they fit into ``max_batch``.
 
     Args:
-        policies: What acts.
-        config: How.
+        policies: The policies to serve.
+        config: The settings.
 
     Raises:
         CheckpointError: the run can't be loaded.
-        DataError: it can't be recorded to the folder.
+        DataError: the recording can't be written.
+        SettingsError: there is no policy, or one is something else.
     """
 
     def __init__(self, policies: Policies, config: ServingConfig) -> None:
@@ -115,10 +116,10 @@ class PolicyService:
         self.metrics = ServingMetrics()
         self.run: Where | None = None
         self.saved_as = ""
-        """The file of the checkpoint that is served."""
-        self._refused = ""  # of one that can't be
-        self._trouble = ""
-        """What went wrong in the last look at what is due, of which was warned."""
+        """Name of the served checkpoint's file; empty if ``policies`` is not a run."""
+        self._refused = ""  # the file of a checkpoint that does not fit
+        self._last_warning = ""
+        """The last warning of `housekeeping`, so that it is not repeated."""
         self._meta: dict[str, Any] = {}
         if isinstance(policies, str | os.PathLike):
             self.run = policies
@@ -127,7 +128,7 @@ class PolicyService:
             self.policies = _by_name(policies)
         if not self.policies:
             raise SettingsError("there is no policy to serve.")
-        self._joins = {name: _can_join(policy) for name, policy in self.policies.items()}
+        self._is_batchable = {name: _can_join(policy) for name, policy in self.policies.items()}
         self._rng = np.random.default_rng(config.seed)
         self._jobs: dict[str, list[_WaitingRows]] = {}
         self.sessions: Sessions[ServedSession] = Sessions(config.max_sessions, config.session_seconds, self._dropped)
@@ -202,7 +203,7 @@ class PolicyService:
             is_recorded = self.recorder is not None
             if is_recorded and episode.num_steps >= self.config.max_episode_steps:
                 raise RequestError(
-                    SESSION, f"has an episode of {episode.num_steps} steps, the most that there may be: end it."
+                    SESSION, f"has an episode of {episode.num_steps} steps, the maximum (`max_episode_steps`): end it."
                 )
             choice = await self._choose(session.policy, step.obs, session.state, step.reward, is_recorded=is_recorded)
             session.state = choice.state
@@ -241,20 +242,20 @@ class PolicyService:
     def _choose(
         self, name: str, obs: Columns, state: PolicyState, reward: float | None, *, is_recorded: bool
     ) -> "asyncio.Future[Chosen]":
-        """What a policy chooses, once it is asked for all that waits."""
+        """Queue observations for a policy; `_act` sets the result."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Chosen] = loop.create_future()
         if not self._jobs:
-            loop.call_soon(self._act)  # behind the requests that have been read already
+            loop.call_soon(self._act)  # after the requests that have already been read, so that they join the batch
         rows = len(next(iter(obs.values())))
         self._jobs.setdefault(name, []).append(_WaitingRows(obs, rows, state, reward, is_recorded, result))
         return result
 
     def _act(self) -> None:
-        """Answer all that waits."""
+        """Call each policy with its queued observations, at most ``max_batch`` at a time."""
         waiting, self._jobs = self._jobs, {}
         for name, jobs in waiting.items():
-            most = self.config.max_batch if self._joins[name] else 1
+            most = self.config.max_batch if self._is_batchable[name] else 1
             start, rows = 0, 0
             for i, job in enumerate(jobs):
                 if i > start and rows + job.rows > most:
@@ -268,7 +269,7 @@ class PolicyService:
         try:
             found = self._chosen(policy, jobs)
         except Exception as error:  # noqa: BLE001  it is raised where the request is answered
-            if len(jobs) > 1:  # only those that it is about are to fail
+            if len(jobs) > 1:  # one by one, so that only the request at fault fails
                 for job in jobs:
                     self._answer(name, [job])
             elif not jobs[0].result.done():
@@ -278,7 +279,7 @@ class PolicyService:
                 jobs[0].result.set_exception(error)
             return
         for job, choice in zip(jobs, found, strict=True):
-            if not job.result.done():  # else the server ends
+            if not job.result.done():  # it is cancelled when the server stops
                 job.result.set_result(choice)
 
     def _chosen(self, policy: Policy, jobs: Sequence[_WaitingRows]) -> list[Chosen]:
@@ -308,28 +309,28 @@ class PolicyService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         try:
-            async with repeating(HOUSEKEEPING, self.look_after):
+            async with repeating(HOUSEKEEPING, self.housekeeping):
                 yield
         finally:
             self.sessions.clear()
             await asyncio.to_thread(self.finish_recording)
 
     def finish_recording(self) -> None:
-        """Put all episodes that have ended on the disk, and let go of the folder. Does nothing the second time."""
+        """Write all finished episodes to disk, and close the recording. Further calls do nothing."""
         if self.recorder is not None:
             self.recorder.close()
 
-    async def look_after(self) -> None:
-        """Take a newer checkpoint, if there is one; close sessions that are over; put episodes on the disk."""
+    async def housekeeping(self) -> None:
+        """Drop expired sessions, finish files that are due, and load a newer checkpoint if there is one."""
         self.sessions.expire()
         try:
             if self.recorder is not None and (flushed := self.recorder.flush_if_due()) is not None:
                 await asyncio.wrap_future(flushed)
             await self._reload()
-            self._trouble = ""
-        except Exception as error:  # noqa: BLE001  requests are answered on, and it is tried again
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            self._last_warning = ""
+        except Exception as error:  # noqa: BLE001  keep serving, and try again next time
+            if str(error) != self._last_warning:
+                self._last_warning = str(error)
                 _log.warning("%s", error)
 
     async def _reload(self) -> None:
@@ -343,8 +344,9 @@ class PolicyService:
             for name, policy in self.policies.items():
                 if name not in policies or _form(policies[name]) != _form(policy):
                     raise SettingsError(
-                        f"the policy {name!r} of the checkpoint that was saved to {self.run} has other spaces or "
-                        "another memory, or is not there any more: the one before is served on. Start the server anew."
+                        f"the policy {name!r} is missing in the new checkpoint of {self.run}, or has other spaces or "
+                        "another memory there. The previous checkpoint is still served. Restart the server to use the "
+                        "new one."
                     )
         except EtudeError:
             self._refused = newest
@@ -369,7 +371,7 @@ def _by_name(policies: Policy | Mapping[str, Policy]) -> dict[str, Policy]:
 
 
 def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:
-    """The name of the newest checkpoint's file, its meta, and its policies, all of one save."""
+    """Load the newest checkpoint: the name of its file, its metadata and its policies, all from the same save."""
     while True:
         saved_as, meta = state_name(run), load_meta(run)
         names = list(meta["spaces"]) if isinstance(meta, dict) and isinstance(meta.get("spaces"), dict) else []
@@ -380,7 +382,7 @@ def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:
 
 
 def _form(policy: Policy) -> tuple[Any, ...]:
-    """What sessions and recordings depend on: two policies that are equal in it can take each other's place."""
+    """The spaces and the shapes of the state: a policy can be replaced by one for which they are equal."""
     spaces = (policy.obs_space, policy.action_space, policy.module.action_space)
     shapes = {path: np.asarray(leaf).shape for path, leaf in state_leaves(policy.initial_state(1))}
     return *(repr(space_to_json(space)) for space in spaces), shapes
@@ -390,7 +392,7 @@ def _form(policy: Policy) -> tuple[Any, ...]:
 
 
 def _can_join(policy: Policy) -> bool:
-    """Whether states of rows can be joined: all that is in them has an axis of rows in front."""
+    """Whether states of several rows can be joined: every array has the rows as its first axis."""
     return all(
         isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,)
         for rows in (2, 3)
@@ -417,7 +419,7 @@ def _rows(choice: Chosen, rows: slice) -> Chosen:
 
 
 def _nested(policy: Policy, action: Columns, *, is_batch: bool) -> Any:
-    """A batch of actions, or the one in it, as they are answered."""
+    """Convert actions ``[B, ...]`` to nested lists: all if ``is_batch``, else the only one."""
     lists = as_lists(policy.action_space, action, col.ACTION)
     nest = Nester(policy.action_space, col.ACTION)
     return nest(lists if is_batch else {name: rows[0] for name, rows in lists.items()})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP side: an ASGI app on Starlette for a service, its metrics and sessions, and the server that runs it."""
+"""The HTTP layer: the ASGI app (Starlette) of a service, its metrics and sessions, and the server that runs it."""
 
 import asyncio
 import bisect
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 _log = logging.getLogger("etude.serving")
 
 GRACE: Final = 5
-"""Seconds that requests may take to end when the server is stopped."""
+"""Seconds that running requests have to finish when the server stops."""
 PROMETHEUS: Final = "text/plain; version=0.0.4"
-"""The type of metrics."""
+"""Content type of the answer to GET /metrics."""
 KEEP_ALIVE: Final = 75
-"""Seconds after which a connection that is not used is closed."""
+"""Seconds after which an idle connection is closed."""
 
 
 class Service(Protocol):
-    """What answers requests. A RequestError becomes its status, any other EtudeError 500."""
+    """The handlers of requests. A RequestError is answered with its status, any other EtudeError with 500."""
 
     max_body: int
-    """The most bytes of a request's body."""
+    """Maximum size of a request's body in bytes."""
     is_local: bool
-    """Only requests that name this machine as their host are answered: no page of another name that leads here."""
+    """Whether to refuse requests whose Host header names another machine, which stops DNS rebinding by web pages."""
     metrics: "ServingMetrics"
 
     def about(self) -> dict[str, Any]:
-        """Answer GET /policies: what there is to act with, and its spaces."""
+        """Answer GET /policies: the policies by name, with their spaces."""
 
     def gauges(self) -> Mapping[str, float]:
-        """What `ServingMetrics.text` takes."""
+        """Current values of the gauges, by name, for `ServingMetrics.text`."""
 
     def open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Answer POST /sessions."""
@@ -60,11 +60,11 @@ class Service(Protocol):
         """Answer DELETE /sessions/{session}."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """A context in which requests are answered."""
+        """A context that must be active while requests are answered."""
 
 
 def make_app(service: Service) -> "Starlette":
-    """The ASGI app of a service.
+    """Make the ASGI app of a service.
 
     Raises:
         SettingsError: a package is missing.
@@ -80,7 +80,7 @@ def make_app(service: Service) -> "Starlette":
         ) from error
 
     def route(path: str, method: str, work: Callable[..., str | dict[str, Any] | Awaitable[dict[str, Any]]]) -> Route:
-        """Answers requests by ``work``, which takes the fields, and by name what stands in the path."""
+        """A route that answers requests with ``work``, called with the body's fields and the path's parameters."""
         label = path.split("/")[1]
 
         async def answered(request: "Request") -> "Response":
@@ -88,14 +88,15 @@ def make_app(service: Service) -> "Starlette":
             kind = request.headers.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
             try:
                 if service.is_local and not is_this_machine(host := request.headers.get("Host", "")):
-                    raise RequestError("Host", f"is {host[:100]!r}, but this server is for its own machine alone.", 403)
+                    problem = f"is {host[:100]!r}, but this server accepts requests of its own machine only."
+                    raise RequestError("Host", problem, 403)
                 found = work(decode(await _body(request, service.max_body), kind), **request.path_params)
                 answer = found if isinstance(found, str | dict) else await found
                 body, status = answer.encode() if isinstance(answer, str) else encode(answer, kind), 200
-            except asyncio.CancelledError:  # the server ends, and this request has taken longer than GRACE
+            except asyncio.CancelledError:  # the server is stopping, and this request has taken longer than GRACE
                 status, answer = 503, {"error": "the server has ended."}
                 body = encode(answer, kind)
-            except Exception as error:  # noqa: BLE001  such as one of a user's own network
+            except Exception as error:  # noqa: BLE001  such as one from a user's own network
                 status, answer = _failure(error, path)
                 body = encode(answer, kind)
             service.metrics.count("etude_requests_total", path=label, status=str(status))
@@ -122,7 +123,7 @@ def make_app(service: Service) -> "Starlette":
     listed = ", ".join(f"{method} {one.path}" for one in routes for method in sorted({*(one.methods or ())} - {"HEAD"}))
 
     def no_route(request: "Request", error: Exception) -> "Response":
-        """The answer where no route has the path (404), or where it has another method (405)."""
+        """Answer a request whose path (404) or method (405) has no route."""
         field, status = ("method", 405) if getattr(error, "status_code", 404) == 405 else ("path", 404)
         asked = f"{request.method} {request.url.path[:100]}"
         service.metrics.count("etude_requests_total", path="other", status=str(status))
@@ -130,12 +131,12 @@ def make_app(service: Service) -> "Starlette":
         return Response(encode({"error": words, "field": field}, JSON), status, media_type=JSON)
 
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: no_route, 405: no_route})
-    app.router.redirect_slashes = False  # "/health/" has no route: a client that follows no redirect is told so
+    app.router.redirect_slashes = False  # answer "/health/" with 404: not every client follows redirects
     return app
 
 
 def _failure(error: Exception, path: str) -> tuple[int, dict[str, Any]]:
-    """The status and the answer for a request to ``path`` that failed."""
+    """Return the status and the answer for a request that raised ``error``; unexpected errors are logged."""
     from starlette.requests import ClientDisconnect
 
     if isinstance(error, RequestError):
@@ -149,28 +150,32 @@ def _failure(error: Exception, path: str) -> tuple[int, dict[str, Any]]:
 
 
 async def _body(request: "Request", most: int) -> bytes:
-    """The body, as far as it is no larger than allowed."""
+    """Read a request's body.
+
+    Raises:
+        RequestError: it has more than ``most`` bytes.
+    """
     parts, size = list[bytes](), 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
         if size > most:
-            raise RequestError("body", f"has more than {most:,} bytes, the most that this server takes.", 413)
+            raise RequestError("body", f"has more than {most:,} bytes, the maximum of this server.", 413)
     return b"".join(parts)
 
 
 class ServingMetrics:
-    """Counts and histograms, as Prometheus reads them."""
+    """Counters, histograms and gauges in Prometheus's format."""
 
     KINDS: Final[Mapping[str, tuple[str, str]]] = {
         "etude_requests_total": ("counter", "Requests answered, by path and status."),
         "etude_act_seconds": ("histogram", "Seconds from a request to act to its answer."),
         "etude_batch_rows": ("histogram", "Observations in one call of a policy."),
-        "etude_episodes_total": ("counter", "Episodes, by how they ended for the server: ended, recorded, dropped."),
-        "etude_reloads_total": ("counter", "Checkpoints that were found while serving, by whether they were taken."),
-        "etude_sessions": ("gauge", "Sessions that are open."),
+        "etude_episodes_total": ("counter", "Episodes, by outcome: ended, recorded, dropped."),
+        "etude_reloads_total": ("counter", "Checkpoints found while serving, by whether they were loaded."),
+        "etude_sessions": ("gauge", "Open sessions."),
         "etude_checkpoint_time_seconds": ("gauge", "When the checkpoint was saved, in seconds since 1970."),
-        "etude_checkpoint_env_steps": ("gauge", "The steps of envs that the checkpoint was trained with."),
+        "etude_checkpoint_env_steps": ("gauge", "Env steps of the training run at the checkpoint."),
     }
     BOUNDS: Final[Mapping[str, tuple[float, ...]]] = {
         "etude_act_seconds": (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
@@ -183,18 +188,18 @@ class ServingMetrics:
         self._sums = dict.fromkeys(self.BOUNDS, 0.0)
 
     def count(self, name: str, **labels: str) -> None:
-        """Count one more."""
+        """Add 1 to a counter with these labels."""
         of = ",".join(f'{label}="{value}"' for label, value in labels.items())
         counts = self._counts[name]
         counts[of] = counts.get(of, 0) + 1
 
     def observe(self, name: str, value: float) -> None:
-        """Take a value into a histogram."""
+        """Add a value to a histogram."""
         self._buckets[name][bisect.bisect_left(self.BOUNDS[name], value)] += 1
         self._sums[name] += value
 
     def text(self, gauges: Mapping[str, float]) -> str:
-        """All of them in Prometheus's text format, and ``gauges`` by name."""
+        """Return all metrics in Prometheus's text format; ``gauges`` has the values of the gauges by name."""
         lines = []
         for name, (kind, about) in self.KINDS.items():
             values = [f"{name}{{{of}}} {value!r}" for of, value in self._counts[name].items()]
@@ -215,26 +220,26 @@ class ServingMetrics:
 
 @dataclasses.dataclass
 class Session:
-    """One client's episodes, one after the other."""
+    """A client's session: its episodes, one after the other."""
 
     id: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(12), init=False)
     used: float = dataclasses.field(default=0.0, init=False)
-    """When it was last used, in seconds of the clock."""
+    """When it was last used, in seconds of the clock of `Sessions`."""
     is_busy: bool = dataclasses.field(default=False, init=False)
-    """A request of it is being answered."""
+    """Whether one of its requests is being answered."""
 
 
 S = TypeVar("S", bound=Session)
 
 
 class Sessions(Generic[S]):
-    """The sessions of a server, by id.
+    """The open sessions of a server, by id.
 
     Args:
-        limit: The most that there may be.
-        seconds: A session that was not used for so long is dropped, unless a request of it is being answered.
-        dropped: Called with each session that is dropped, however that happens.
-        clock: Gives the time in seconds.
+        limit: Maximum number of open sessions.
+        seconds: Seconds after which an unused session is dropped, unless one of its requests is being answered.
+        dropped: Called with each session that is dropped, whatever the reason.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -247,17 +252,17 @@ class Sessions(Generic[S]):
         return len(self._by_id)
 
     def add(self, session: S) -> S:
-        """Keep a session.
+        """Add a session.
 
         Raises:
-            RequestError: there are too many.
+            RequestError: ``limit`` sessions are open already.
         """
         self.expire()
         if len(self._by_id) >= self.limit:
             raise RequestError(
                 SESSION,
-                f"can't be opened: there are {self.limit} already, the most that there may be. Close those "
-                f"that have ended; one that is not used is closed after {self.seconds:g} seconds.",
+                f"can't be opened: {self.limit} sessions are open, which is the maximum. Close those that have ended; "
+                f"an unused one is closed after {self.seconds:g} seconds.",
                 429,
             )
         session.used = self._clock()
@@ -265,10 +270,10 @@ class Sessions(Generic[S]):
         return session
 
     def find(self, session_id: Any) -> S:
-        """The session of that id.
+        """Return the open session with this id.
 
         Raises:
-            RequestError: there is none, or it has expired, or waits for an answer.
+            RequestError: there is none, it has expired, or another of its requests is still being answered.
         """
         if not isinstance(session_id, str):
             raise RequestError(SESSION, "must be the text that POST /sessions gave.")
@@ -288,21 +293,21 @@ class Sessions(Generic[S]):
         return found
 
     def touch(self, session: S) -> None:
-        """Note that a session was used."""
+        """Set a session's last use to now."""
         session.used = self._clock()
 
     def drop(self, session: S) -> None:
-        """Forget a session, if it is there."""
+        """Remove a session, if it is still open."""
         if self._by_id.pop(session.id, None) is not None:
             self._dropped(session)
 
     def expire(self) -> None:
-        """Drop the sessions that were not used for too long."""
+        """Drop the sessions that have been unused for too long."""
         for session in [one for one in self._by_id.values() if self._is_over(one)]:
             self.drop(session)
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all sessions."""
         for session in list(self._by_id.values()):
             self.drop(session)
 
@@ -314,15 +319,15 @@ class Sessions(Generic[S]):
 
 
 class WebServer:
-    """Serves an app over HTTP; `url` is where.
+    """Serves an app over HTTP at `url`. It listens at once; `serve` or `running` answers the requests.
 
     Args:
-        service: What answers.
-        host: The address to listen at, of this machine; ``0.0.0.0`` is all of its addresses.
-        port: To listen at; 0 is any that is free.
+        service: Handles the requests.
+        host: Address of this machine to listen at; ``0.0.0.0`` is all of its addresses.
+        port: Port to listen at; 0 is any free port.
 
     Raises:
-        SettingsError: the address can't be listened at, or a package is missing.
+        SettingsError: the server can't listen at the address, or a package is missing.
     """
 
     def __init__(self, service: Service, host: str, port: int) -> None:
@@ -335,7 +340,7 @@ class WebServer:
             listening = socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=is_dual)
         except (OSError, OverflowError) as error:
             raise port_error(f"port {port} of {host}", error) from error
-        # With its protocol named: asyncio sends small answers at once only then (TCP_NODELAY).
+        # asyncio sends small answers at once (TCP_NODELAY) only on sockets that name their protocol.
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
@@ -353,19 +358,19 @@ class WebServer:
         )
 
     def serve(self) -> None:
-        """Answer until SIGINT or SIGTERM, which are raised again when all is closed, or until `stop`."""
+        """Answer requests until SIGINT, SIGTERM or `stop`. A signal is raised again after everything is closed."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
 
     def stop(self) -> None:
-        """End `serve`, once the running requests are answered."""
+        """End `serve` after the running requests are answered."""
         self._server.should_exit = True
 
     @contextlib.contextmanager
     def running(self) -> Iterator["WebServer"]:
-        """Answer in a thread while the context lasts."""
+        """Answer requests in a thread while the context is active."""
         thread = threading.Thread(target=self.serve, name="etude-server", daemon=True)
         thread.start()
         try:
@@ -377,7 +382,7 @@ class WebServer:
 
 @contextlib.asynccontextmanager
 async def repeating(seconds: float, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Do some work every so many seconds while the context lasts."""
+    """Call ``work`` every ``seconds`` while the context is active."""
 
     async def repeat() -> None:
         while True:

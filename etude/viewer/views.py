@@ -23,12 +23,13 @@ from etude.viewer import figures
 MAX_EPISODES: Final = 5_000
 """The largest number of episodes in one list. A longer list is sorted first and then cut."""
 MAX_POINTS: Final = 5_000
-"""The largest number of points in a curve. Of a longer episode, every second step is drawn, or every third, and so
-on."""
+"""The largest number of points in a curve. For a longer episode, only every second step is drawn, or every third, and
+so on."""
 DESCRIBED_BYTES: Final = 2**28
-"""The most bytes of a column that `RecordingView.describe` holds; a column that is larger is described by a sample."""
+"""Maximum bytes of a column that `RecordingView.describe` reads; a larger column is described by a sample."""
 SAMPLED_STEPS: Final = 131_072
-"""About how many steps the statistics of a column use if the recording is larger: whole parts, evenly spread."""
+"""The approximate number of steps used for the statistics of a column of a larger recording: whole parts, evenly
+spread."""
 
 
 class RecordingView:
@@ -158,8 +159,8 @@ class RecordingView:
         return np.concatenate(found) if found else np.zeros(0)
 
     def _read(self, k: int, names: Sequence[str]) -> Experience:
-        """These columns of a part. What ``on_bad`` leaves out depends on the columns read, so all of them are read
-        where it leaves something out."""
+        """Read these columns of a part; all columns if ``on_bad`` leaves rows out, because which ones depends on the
+        columns read."""
         if self.recording.leaves_out:
             return self._part(k, tuple(self.recording.columns))
         return self.recording.part(k, names, finals=False)
@@ -184,8 +185,9 @@ class RecordingView:
 
         Returns:
             ``id``, and ``agents``: for each segment (one per agent, or several if steps are missing) the agent and
-            module, ``steps``, ``stride`` (every how many steps the curves have a value), ``curves`` of numbers and
-            ``texts`` by column, and ``frames``, the number of images in each image column.
+            module, ``t_start``, ``steps``, ``terminated``, ``truncated``, ``stride`` (the distance in steps between two
+            values of a curve), ``curves`` of numbers and ``texts`` by column, and ``frames``, the number of images in
+            each image column.
 
         Raises:
             DataError: there is no such episode, or it can't be read.
@@ -221,7 +223,7 @@ class RecordingView:
         image = next((name for name in self.images if col.is_under(name, col.OBS)), None)
         if image is None or any(col.is_under(name, col.OBS) for name in exp.steps):
             return bool(exp.segments.has_final_obs[0])
-        # All observations are images, which were not read: a part that has the last one tells.
+        # All observations are images, which were not read: look for a part that has the last one.
         (end,), (agent,) = spans(exp)[1], exp.segments.agent_id
         parts = (self._part(k, (image,)) for k in self._parts_of(episode_id))
         return any(self._segment_at(part, episode_id, agent, int(end)) is not None for part in parts)
@@ -248,7 +250,7 @@ class RecordingView:
             )
         (begin,), (end,), (name,) = *spans(whole[agent]), whole[agent].segments.agent_id
         for k in self._parts_of(episode_id) if 0 <= t <= end - begin else ():
-            # All images of an episode may be too many at once, so only a part with this one is read.
+            # An episode may have too many images to load at once, so only the part with this one is read.
             if self._segment_at(self._keys(k), episode_id, name, begin + t) is None:
                 continue
             part = self._part(k, (column,))

@@ -436,7 +436,7 @@ def test_learner_connectors_may_not_change_what_the_module_sees() -> None:
         def learner_connectors(self) -> list[Any]:
             return [NormalizeObs(), *super().learner_connectors()]
 
-    with pytest.raises(SettingsError, match="belongs into the setting `connectors`"):
+    with pytest.raises(SettingsError, match="belongs in the setting `connectors`"):
         Wrong(PPOConfig(env="CartPole-v1", num_envs=2))
 
 
@@ -529,7 +529,7 @@ def test_a_goal_that_another_env_met_is_not_taken_for_met(tmp_path: Path) -> Non
         ({"lr": float("nan")}, "PPOConfig.lr is nan, expected"),
         ({"lr": -1e-3}, "a schedule is a number from 0 on"),
         ({"value_weight": float("inf")}, "PPOConfig.value_weight is inf, expected float that is finite"),
-        ({"connectors": ["gae"]}, "where gae has nothing to do"),
+        ({"connectors": ["gae"]}, "where gae has no effect"),
     ],
 )
 def test_settings_that_can_not_be(given: dict[str, Any], message: str) -> None:

@@ -189,7 +189,7 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(SettingsError, match="AWAC draws the actions of a Box of floats only. Take IQL"):
+    with pytest.raises(SettingsError, match="AWAC needs a Box of floats. Use IQL"):
         made(spaces.Discrete(2))
     with pytest.raises(SettingsError, match="Network is recurrent, but awac learns from single steps"):
         made(network=NetworkConfig(recurrent="gru"))

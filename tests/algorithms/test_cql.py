@@ -350,7 +350,7 @@ def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
         ("temperature", 0.0, "above 0, or none"),
         ("gamma", 1.1, "between 0 and 1"),
         ("tau", 0.0, "above 0 and at most 1"),
-        ("squash", False, "true: actions have bounds"),
+        ("squash", False, "true: actions are always squashed"),
     ],
 )
 def test_bad_settings(name: str, value: Any, rule: str) -> None:
@@ -359,7 +359,7 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(SettingsError, match="CQL draws the actions of a Box of floats only. Take IQL"):
+    with pytest.raises(SettingsError, match="CQL needs a Box of floats. Use IQL"):
         made(spaces.MultiDiscrete([2, 2]))
     with pytest.raises(SettingsError, match="`penalty.threshold` is set, but .* leave it out"):
         made(CHOICE, threshold=1.0)
@@ -368,5 +368,5 @@ def test_what_can_not_be_is_refused() -> None:
             made(space, network=NetworkConfig(recurrent="gru"))
     algorithm, net = made(BOX)
     other = Module(net.net, LINE, BOX, net.dist)
-    with pytest.raises(ModuleError, match="Module is no ConservativeModule"):
+    with pytest.raises(ModuleError, match="Module is not a ConservativeModule"):
         algorithm.loss(other, random_batch(other, BOX, 3))

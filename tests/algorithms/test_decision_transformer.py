@@ -503,5 +503,5 @@ def test_what_can_not_be_is_refused(data: str) -> None:
         etude.PPO(etude.PPOConfig(env=Alternates, connectors=("return_to_go",)))
     with pytest.raises(SettingsError, match=r"is not known for recorded episodes: .* \(return_to_go\) shows there"):
         etude.evaluate_on(made(), data, methods=("fqe",))
-    with pytest.raises(SettingsError, match="no return to aim at: set a target"):
+    with pytest.raises(SettingsError, match="no target return: set `target`"):
         made(env=Alternates).evaluate(1)

@@ -126,9 +126,9 @@ def test_connectors_of_the_learner_are_applied_to_the_same_experience_before_eac
         def learner_connectors(self) -> list[Any]:
             return [AddsToRewards(), *super().learner_connectors()]
 
-        def go_over(self, learner: Any, exp: Experience, **how: Any) -> Any:
+        def update_epochs(self, learner: Any, exp: Experience, **how: Any) -> Any:
             seen.append(exp.steps["reward"])
-            return super().go_over(learner, exp, **how)
+            return super().update_epochs(learner, exp, **how)
 
     seen: list[Any] = []
     algorithm = Noting(config(epochs=3))
@@ -199,8 +199,8 @@ def test_modules_have_settings_of_their_own() -> None:
         ({"rho_bar": 0.0}, "`vtrace.rho_bar` is 0.0, but must be above 0"),
         ({"c_bar": 1.5}, "`vtrace.c_bar` is 1.5, but must be at most `rho_bar`"),
         ({"value_weight": -0.1}, "`value_weight` is -0.1, but must be at least 0"),
-        ({"minibatch_size": 64}, "`minibatch_size` is 64, but must be left alone, or `num_minibatches` be none"),
-        ({"connectors": ("v_trace",)}, "where v_trace has nothing to do"),
+        ({"minibatch_size": 64}, "`minibatch_size` is 64, but must be left out, or `num_minibatches` be none"),
+        ({"connectors": ("v_trace",)}, "where v_trace has no effect"),
     ],
 )
 def test_settings_are_checked(given: dict[str, Any], message: str) -> None:

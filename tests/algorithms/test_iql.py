@@ -241,7 +241,7 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         algorithm.loss(net, random_batch(net, CHOICE, 3))
     with pytest.raises(SettingsError, match="Network is recurrent, but iql learns from single steps"):
         made(CHOICE, network=NetworkConfig(recurrent="gru"))
-    with pytest.raises(ModuleError, match="Module is no CriticModule"):
+    with pytest.raises(ModuleError, match="Module is not a CriticModule"):
         algorithm.loss(Module(net.net, LINE, CHOICE, net.dist), random_batch(net, CHOICE, 3))
 
 

@@ -138,9 +138,9 @@ def test_connectors_of_a_loaded_run_fit_another_env(tmp_path: Path) -> None:
     assert loaded.train().resumed == "new episodes: another env was given"
     assert max(env.most for env in MADE) > 1.0  # type: ignore[attr-defined]
     assert loaded.spaces["main"][1] == spaces.Box(-100.0, 100.0, (1,), np.float32)
-    misfit = etude.load(tmp_path, env=longer)
+    mismatch = etude.load(tmp_path, env=longer)
     with pytest.raises(SettingsError, match=r"the env test_loading:longer does not fit the module"):
-        misfit.train()
+        mismatch.train()
 
 
 def test_a_checkpoint_that_lacks_something_is_named_at_once_or_when_training_begins(tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_modules_without_a_name_must_be_given_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"modules": ()}, r"`agents.modules` is \(\), but must be one id or more, each once"),
-        ({"modules": ("a", "a")}, "`agents.modules` is .* must be one id or more, each once"),
+        ({"modules": ()}, r"`agents.modules` is \(\), but must be a list of at least one id, without duplicates"),
+        ({"modules": ("a", "a")}, "`agents.modules` is .* must be a list of at least one id, without duplicates"),
         ({"modules": ("a",), "module": OwnNet}, "`module` is .* but must be none where there are `agents.modules`"),
-        ({"module_of": by_job}, "`agents.module_of` is .* but must be none where there are no `modules`"),
+        ({"module_of": by_job}, "`agents.module_of` is .* but must be none without `modules`"),
     ],
 )
 def test_modules_that_can_not_be(given: Any, message: str) -> None:

@@ -386,7 +386,7 @@ def test_rewards_are_needed_unless_beta_is_0(tmp_path: Path) -> None:
 
 
 def test_what_asks_the_module_cannot_be_held_in_memory(recording: str) -> None:
-    with pytest.raises(SettingsError, match="gae asks the module, which changes while it learns: what it gives can't"):
+    with pytest.raises(SettingsError, match="gae uses the module, which changes during training, so its output can't"):
         MARWIL(MARWILConfig(data=recording, mode="materialize_mapped_data"))
 
 

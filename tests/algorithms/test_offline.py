@@ -196,7 +196,7 @@ def test_a_filter_of_several_modules_is_none_of_one(tmp_path: Path) -> None:
     several.record(tmp_path / "several", 3)
     several.close()
     data, how = str(tmp_path / "several"), {"connectors": ("normalize_obs",), "obs_filter": "stored"}
-    with pytest.raises(DataError, match=r"of each of its modules learned \(cart_0, cart_1\), and not of one for all"):
+    with pytest.raises(DataError, match=r"of each module \(cart_0, cart_1\), not one for all"):
         BC(BCConfig(data=data, **how))
     with pytest.raises(DataError, match="has no observation filter of module 'other' stored with it"):
         BC(BCConfig(data=data, modules=("cart_0", "other"), module_of=lambda agent, episode: "cart_0", **how))
@@ -387,9 +387,7 @@ def test_a_prelearner_that_fails_is_named(own: Any, problem: str, kind: Any, tmp
 
 
 def test_a_class_of_prelearners_is_no_prelearner() -> None:
-    with pytest.raises(
-        SettingsError, match="`prelearner` is .*must be an object of this class, made with its settings"
-    ):
+    with pytest.raises(SettingsError, match="`prelearner` is .*must be an object, not the class"):
         BCConfig(data="somewhere", prelearner=OnlyAction)
 
 
@@ -468,7 +466,7 @@ OBS, ACTION = np.zeros((8, 2), np.float32), np.zeros(8, np.int64)
         ({"obs": OBS, "action": ACTION[:5]}, "must have equally many rows, at least one; they have .*'action': 5"),
         (
             {"obs": OBS[:, :1], "action": ACTION},
-            "column `obs` of a batch has rows of shape \\(1,\\), wanted are \\(2,\\)",
+            "column `obs` of a batch has rows of shape \\(1,\\), not \\(2,\\)",
         ),
         ({"obs": OBS, "action": ACTION + 0.5}, "column `action` of a batch is float64, but Discrete"),
         ({"obs": OBS, "action": ACTION + 7}, "column `action` of a batch goes from 7 to 7, but Discrete.* from 0 to 1"),

@@ -121,8 +121,8 @@ class Notes(PPO):
         self.calls += 1
         return Loss(**{n: p * torch.nan for n, p in loss.parts.items()}) if self.calls <= self.spoiled else loss
 
-    def go_over(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
-        self.passes = [*getattr(self, "passes", []), super().go_over(learner, exp, **how)]
+    def update_epochs(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
+        self.passes = [*getattr(self, "passes", []), super().update_epochs(learner, exp, **how)]
         return self.passes[-1]
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from over_seeds import median_over_seeds, mistaken
 
 from etude import DQN, SAC, DQNConfig, NetworkConfig, Output, SACConfig, SettingsError, Stop
-from etude.algorithms.off_policy import looked_ahead
+from etude.algorithms.off_policy import with_n_step_returns
 from etude.algorithms.sac import SoftModule
 from etude.experience import Experience, Segments
 from etude.experience.replay import without_blind
@@ -211,7 +211,7 @@ def test_a_last_step_that_nothing_is_known_to_follow_is_left_out() -> None:
     segments = segments.replace(has_final_obs=~np.array(blind))
     steps = {"obs": obs, "reward": np.ones(len(obs))}
     exp = without_blind(Experience(steps, np.cumsum([0, *lengths]), segments, {"obs": final}))
-    exp = looked_ahead(exp, 2, 0.5)
+    exp = with_n_step_returns(exp, 2, 0.5)
     assert exp.lengths.tolist() == [5, 4]
     assert exp.segments.lookback.tolist() == [2, 1]
     assert exp.steps["obs"].tolist() == np.concatenate([obs[:5], obs[7:]]).tolist()
@@ -239,7 +239,7 @@ def test_what_does_not_go_together_is_said() -> None:
             hidden, last = self.gru(obs, state["h"].unsqueeze(0))
             return Output(self.out(hidden), state={"h": last[0]})
 
-    with pytest.raises(SettingsError, match="policy of SAC would have a memory, and the critics none"):
+    with pytest.raises(SettingsError, match="policy of SAC would be recurrent, but not the critics"):
         SAC(SACConfig(env="Pendulum-v1", module=Own))
     SAC(SACConfig(env="Pendulum-v1", module=Own, network=NetworkConfig(recurrent="gru", hidden=(8,)))).train()
 

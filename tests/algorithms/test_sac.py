@@ -280,7 +280,7 @@ def test_a_number_that_can_not_change_is_refused_unless_the_actions_are_rescaled
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(SettingsError, match="SAC draws the actions of a Box of floats only. Take DQN or PPO"):
+    with pytest.raises(SettingsError, match="SAC needs a Box of floats. Use DQN or PPO"):
         sac(env="CartPole-v1")
     with pytest.raises(SettingsError, match="`temperature` is 0.0, but must be above 0, or none"):
         sac(temperature=0.0)

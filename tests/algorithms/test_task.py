@@ -20,6 +20,7 @@ from toy_envs import Echo, Switchboard
 import etude
 from etude.cli.main import main
 from etude.errors import DataError, ModuleError, SettingsError
+from etude.learners import Schedule
 
 
 class Reinforce(etude.Task[etude.TaskConfig]):
@@ -380,6 +381,27 @@ def test_losses_that_are_none() -> None:
     with_loss(lambda output: output.sum(), num_samples=1)  # nothing is masked
 
 
+@etude.settings
+class ScheduledConfig(etude.TaskConfig):
+    entropy_weight: Schedule = ((0, 0.5), (64, 0.1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_loss_follows_a_schedule(compiled: bool) -> None:
+    class Scheduled(Reinforce, etude.Task[ScheduledConfig]):
+        def loss(self, module: Any, batch: Any, output: Any) -> Any:
+            return super().loss(module, batch, output) * self.scheduled("entropy_weight", module)
+
+    task = Scheduled(ScheduledConfig(num_steps=32, num_update_steps=1, compile=compiled))
+    losses = [task.train().losses["loss"] for _ in range(2)]
+    assert all(np.isfinite(losses))
+    assert [float(task.scheduled("entropy_weight", net)) for net in (task.module, task.module.net)] == [
+        pytest.approx(0.3),
+        pytest.approx(0.3),
+    ]
+
+
 def with_trajectory(change: Any, each: bool) -> None:
     class Wrong(Reinforce):
         pass
@@ -393,9 +415,9 @@ def test_postprocessing_that_does_not_fit() -> None:
         with_trajectory(lambda exp: None, True)
     with pytest.raises(DataError, match="Wrong.postprocess_trajectories returned a tuple: it must return an Exp"):
         with_trajectory(lambda exp: (exp,), False)
-    with pytest.raises(DataError, match="what Wrong.postprocess_trajectory returned is not sound: column `following`"):
+    with pytest.raises(DataError, match="what Wrong.postprocess_trajectory returned is invalid: column `following`"):
         with_trajectory(lambda exp: exp.with_steps(following=np.zeros(1, np.float32)), True)
-    with pytest.raises(DataError, match="what Wrong.postprocess_trajectories returned is not sound: column `x` has"):
+    with pytest.raises(DataError, match="what Wrong.postprocess_trajectories returned is invalid: column `x` has"):
         with_trajectory(lambda exp: exp.with_steps(x=np.zeros(1)), False)
     with pytest.raises(DataError, match="no steps to learn from"):
         with_trajectory(lambda exp: exp[0:0], False)

@@ -225,7 +225,7 @@ def test_a_loaded_run_acts_with_the_noise_that_is_set_then(tmp_path: Path) -> No
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(SettingsError, match="TD3 draws the actions of a Box of floats only. Take DQN or PPO"):
+    with pytest.raises(SettingsError, match="TD3 needs a Box of floats. Use DQN or PPO"):
         td3(env="CartPole-v1")
     with pytest.raises(SpaceError, match="need finite bounds"):
         unplayed(spaces.Box(-np.inf, np.inf, (1,), np.float32))

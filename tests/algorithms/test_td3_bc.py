@@ -201,7 +201,7 @@ def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
         ("target_noise_clip", -0.1, "at least 0"),
         ("gamma", 1.1, "between 0 and 1"),
         ("tau", 0.0, "above 0 and at most 1"),
-        ("squash", False, "true: the policy is a tanh"),
+        ("squash", False, "true: the policy always uses tanh"),
     ],
 )
 def test_bad_settings(name: str, value: Any, rule: str) -> None:
@@ -210,10 +210,10 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
 
 
 def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"TD3\+BC draws the actions of a Box of floats only. Take IQL"):
+    with pytest.raises(SettingsError, match=r"TD3\+BC needs a Box of floats. Use IQL"):
         made(spaces.Discrete(2))
     with pytest.raises(SettingsError, match="Network is recurrent, but td3_bc learns from single steps"):
         made(network=NetworkConfig(recurrent="gru"))
     algorithm, net = made()
-    with pytest.raises(ModuleError, match="Module is no DeterministicModule"):
+    with pytest.raises(ModuleError, match="Module is not a DeterministicModule"):
         algorithm.loss(net.target, random_batch(net, BOX, 3))

@@ -141,11 +141,11 @@ def test_how_things_stand_is_said_without_taking_anything() -> None:
     algorithm = ppo()
     algorithm.train()
     algorithm.metrics.log("mine", 2.0)
-    (standing,) = algorithm.iterate(Stop(env_steps=100))
-    assert standing.metrics["mine"] == 2.0
-    assert standing.metrics["agent_steps_trained"] == 0
-    assert standing.metrics["agent_steps_trained_lifetime"] == 300
-    assert set(standing.times.values()) == {0.0}
+    (current_result,) = algorithm.iterate(Stop(env_steps=100))
+    assert current_result.metrics["mine"] == 2.0
+    assert current_result.metrics["agent_steps_trained"] == 0
+    assert current_result.metrics["agent_steps_trained_lifetime"] == 300
+    assert set(current_result.times.values()) == {0.0}
     assert algorithm.train().metrics["mine"] == 2.0
     with pytest.raises(etude.EtudeError, match="`mine` was logged by 'mean' and now by 'max'"):
         algorithm.metrics.log("mine", 2.0, "max")

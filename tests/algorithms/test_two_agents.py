@@ -65,7 +65,7 @@ def test_figures_are_by_module() -> None:
     assert {"speaker/lr", "listener/lr"} <= result.metrics.keys()
     updates = [own.updates for own in algorithm.learner.modules.values()]
     assert result.updates == sum(updates)
-    with pytest.raises(SettingsError, match=r"there are the modules \['speaker', 'listener'\]: say which"):
+    with pytest.raises(SettingsError, match=r"there are several modules \(speaker, listener\): choose one"):
         _ = algorithm.module
 
 

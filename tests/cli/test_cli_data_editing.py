@@ -52,7 +52,10 @@ def test_what_is_missing_or_wrong(recording, tmp_path, capsys):
     for words, message in (
         (["merge"], "needs a value for `paths`, `to`"),
         (["filter", str(recording), str(tmp_path / "b")], "no condition says which episodes to keep"),
-        (["filter", str(recording), str(tmp_path / "b"), "--where", "length"], "gives numbers, not yes or no"),
+        (
+            ["filter", str(recording), str(tmp_path / "b"), "--where", "length"],
+            "gives numbers, so it is not a condition",
+        ),
         (["filter", str(recording), str(tmp_path / "b"), "--min-return", "1e9"], "no episode is left of 4"),
         (["sample", str(recording), str(tmp_path / "b")], "give the size of the sample"),
         (["split", str(recording), "--to-train", "x"], "needs a value for `to_validation`"),

@@ -16,7 +16,7 @@ def test_plot_draws_one_or_more_runs(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "curves.png").exists()
 
 
-@pytest.mark.parametrize(("args", "message"), [([], "no run to plot"), (["nowhere"], "nowhere is no run with metrics")])
+@pytest.mark.parametrize(("args", "message"), [([], "no run to plot"), (["nowhere"], "nowhere is not a training run")])
 def test_what_can_not_be_plotted(capsys, args, message):
     assert main(["plot", *args]) == 2
     assert message in capsys.readouterr().err

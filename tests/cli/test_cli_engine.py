@@ -4,8 +4,8 @@ from cli_runs import trained
 
 import etude
 from etude.algorithms import PPO, Ray
-from etude.cli.asked import ask
 from etude.cli.main import main
+from etude.cli.options import ask
 from etude.cli.train import TrainOptions
 from etude.errors import SettingsError
 from etude.settings import from_dict
@@ -72,8 +72,8 @@ def test_the_engine_in_a_file(tmp_path, text, args, engine):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--num-runners", "2"], "ppo has `ray.num_runners`, but lives on the local engine: add --engine ray."),
-        (["--engine", "local", "--ray.address", "auto"], "ppo has `ray.address`, but lives on the local engine"),
+        (["--num-runners", "2"], "ppo has `ray.num_runners`, but uses the local engine: add --engine ray."),
+        (["--engine", "local", "--ray.address", "auto"], "ppo has `ray.address`, but uses the local engine"),
         (["--engine", "roy"], "ppo.engine is 'roy', expected {local,ray}"),
         (["--engine", "ray", "--ray.num-runers", "2"], "Nearest: `ray.num-runners`"),
         (["--engine", "ray", "--ray.num-runners", "many"], "ppo.ray.num_runners is 'many', expected INT"),

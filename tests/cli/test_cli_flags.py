@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from etude.cli import asked
+from etude.cli import options as options_file
 from etude.cli.flags import FlagNames, parse
 from etude.errors import SettingsError
 from etude.settings import _other_libraries, from_dict, leaves_of, merged, settings
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_named_with_the_nearest_right_name(args, named):
 
 def test_a_word_too_many():
     assert "'x'" in refused("--path", "here", "x", positional=None)
-    assert "--env CartPole-v1" in refused("CartPole-v1", cls=asked.ALGORITHMS["ppo"].Config, positional=None)
+    assert "--env CartPole-v1" in refused("CartPole-v1", cls=options_file.ALGORITHMS["ppo"].Config, positional=None)
 
 
 def test_words_become_what_converters_make():
@@ -256,7 +256,7 @@ def test_help_shows_all_names(capsys, monkeypatch):
         assert words in text
 
 
-@pytest.mark.parametrize("cls", asked.ALGORITHMS.values(), ids=asked.ALGORITHMS)
+@pytest.mark.parametrize("cls", options_file.ALGORITHMS.values(), ids=options_file.ALGORITHMS)
 def test_every_setting_of_every_algorithm_has_a_flag_and_other_libraries_words_are_known(cls):
     leaves = leaves_of(cls.Config)
     names = FlagNames(leaves)

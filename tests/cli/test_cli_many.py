@@ -113,12 +113,12 @@ def test_agents_that_share_a_module_are_told_apart(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--modules", "red", "red"], "`agents.modules` is ('red', 'red'), but must be one id or more, each once"),
+        (["--modules", "red", "red"], "`agents.modules` is ('red', 'red'), but must be a list of at least one id"),
         (["--modules", "red=cli_runs:Net", "red"], "ppo.agents.modules has one name twice: red=cli_runs:Net red."),
         (["--modules", "red=Net"], "`modules` is 'Net', but must be written as `module:Class`, to be imported."),
         (["--modules", "red=cli_runs:Nett"], "`modules` is `cli_runs:Nett`, which can't be imported here"),
         (["--module-of", "by_job"], "`module_of` is 'by_job', but must be written as `module:function`"),
-        (["--module-of", "cli_runs:by_job"], "but must be none where there are no `modules`"),
+        (["--module-of", "cli_runs:by_job"], "but must be none without `modules`"),
         (["--modul", "red"], "ppo has no setting `modul`. Nearest: `module` "),
         (["--min-bach", "2"], "ppo has no setting `min-bach`. Nearest: `min-batch` (how many envs must be ready"),
         (["--worker", "2"], "Nearest: `workers` (processes or threads that step envs, at least 0, default 0)"),
@@ -144,7 +144,7 @@ def test_what_is_wrong(tmp_path, monkeypatch, capsys, args, message):
     ("text", "message"),
     [
         ("workers: many", "a.yaml: ppo.workers.num_workers is 'many', expected int."),
-        ("workers: yes", "a.yaml: ppo.workers.num_workers is True, expected int: not yes or no."),
+        ("workers: yes", "a.yaml: ppo.workers.num_workers is True, expected int, not true or false."),
         ("workers: {min_bach: 2}", "a.yaml: ppo.workers has no setting `min_bach`. Nearest: `min_batch`"),
         ("min_bach: 2", "a.yaml: ppo has no setting `min_bach`. Nearest: `workers.min_batch`"),
         ("network: 64", "a.yaml: ppo.network is 64, expected NetworkConfig: give its fields by name."),

@@ -104,7 +104,7 @@ def test_several_modules_and_faulty_episodes_in_words():
     more = dataclasses.replace(found, module_returns={"red": 3.0, "blue": 4.0}, faulty_episodes=2)
     assert summary(more).splitlines()[1:] == [
         "mean returns of modules: red 3.0, blue 4.0",
-        "2 more episodes broke off by an error of the env",
+        "2 more episodes were cut by an error of the env",
     ]
 
 

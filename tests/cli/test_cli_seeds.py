@@ -84,9 +84,9 @@ def test_a_seed_that_can_not_begin_ends_no_other(tmp_path, capsys):
     ("words", "message"),
     [
         (["--seeds", "2", "--clip-interval", "1"], "`clip_interval` is for one run"),
-        (["--max-concurrent", "2"], "`max_concurrent` is about the runs of several seeds"),
+        (["--max-concurrent", "2"], "`max_concurrent` limits how many seeds"),
         (["--seeds", "-1"], "`seeds` is -1, but must be at least 0"),
-        (["--seeds", "2", "--out", "a", "--resume", "b"], "a run of several seeds goes on where it is"),
+        (["--seeds", "2", "--out", "a", "--resume", "b"], "a run of several seeds can only be resumed in"),
     ],
 )
 def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
@@ -139,7 +139,7 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
         assert message in capsys.readouterr().err
     words[words.index("0.001,0.01")] = "0.001,0.02"
     assert main([*words, "--resume", str(out)]) == 2
-    assert "trial-1/seed-1 was trained with `lr` 0.01, but is now to have 0.02" in capsys.readouterr().err
+    assert "trial-1/seed-1 was trained with `lr` 0.01, but it is 0.02 now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,15 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
     [
         (["ppo", "--space.lrr", "1,2"], "the search space of ppo has no setting `lrr`. Nearest: `lr`"),
         (["ppo", "--space.lrr", "1,2"], "All settings: etude sweep ppo --help-all"),
-        (["ppo", "--env", "X-v0"], "ppo has nothing to try: give --space.lr"),
+        (["ppo", "--env", "X-v0"], "the search space of ppo is empty: give --space.lr"),
         (["ppo", "--env", "X-v0", "--space.lr", "1e-3,1e-4"], "`stop` is not set"),
         (["ppo", "--space.lr", "1", "--metric", "returns"], "`metric` is 'returns', but results have no such"),
         (["ppo", "--env", "X-v0", "--space.num-envs", "grid:0,4", "--stop.updates", "1"], "`num_envs` is 0, but"),
         (["ppo", "--space.lr", "1", "--seeds", "0"], "`seeds` is 0, but must be at least 1"),
-        (["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"], "where it is"),
+        (
+            ["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"],
+            "can only be resumed in its own folder",
+        ),
         (["ppo", "--env", "X-v0", "--space.seed", "1,2", "--seeds", "2", "--stop.updates", "1"], "--seeds both say"),
         ([], "etude sweep needs an algorithm: ppo,"),
         (["--resume", "runs/sweep"], "a sweep continues with the command that started it, plus --resume FOLDER"),

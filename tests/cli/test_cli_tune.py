@@ -8,8 +8,8 @@ from cli_runs import SMALL
 import etude
 from etude.algorithms.search import Choice, Grid
 from etude.cli import tune as command
-from etude.cli.asked import ALGORITHMS
 from etude.cli.main import main
+from etude.cli.options import ALGORITHMS
 
 PPO = ["tune", "ppo", *SMALL[2:]]
 
@@ -64,19 +64,19 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
             "expected int. The search space gave num_envs=",
         ),
         (["ppo", "--space.network.hidden", "8+x"], "ppo.network.hidden is '8 x', expected INT ..."),
-        (["ppo", "--space.n="], "--space.n needs what to try"),
-        (["ppo", "--space.lr"], "--space.lr needs what to try, such as"),
-        (["ppo", "--space.lr", "--samples", "2"], "--space.lr needs what to try, such as"),
-        (["ppo", "--space.lr", "1", "--space.lr", "2"], "--space.lr is there twice"),
+        (["ppo", "--space.n="], "--space.n needs values to try"),
+        (["ppo", "--space.lr"], "--space.lr needs values to try, such as"),
+        (["ppo", "--space.lr", "--samples", "2"], "--space.lr needs values to try, such as"),
+        (["ppo", "--space.lr", "1", "--space.lr", "2"], "--space.lr is given twice"),
         (["ppo", "--no-normalize-advantages=yes"], "--no-normalize-advantages takes no value: write --normalize-advan"),
         (["ppo", "--overrides", "a={}", "--overrides", "b={}"], "ppo has --overrides twice: put all its values behind"),
-        (["ppo"], "ppo has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE."),
+        (["ppo"], "the search space of ppo is empty: give --space.lr loguniform:1e-4,1e-2, or --space FILE."),
         (["ppo", "--space.lr", "1e-3,1e-4"], "`stop` is not set, but trials need to know when to end"),
         (["ppo", "--space.lr", "1e-3,1e-4", "--metric", "returns"], "`metric` is 'returns', but results have no such"),
         (["ppo", "--lrr", "1"], "ppo has no setting `lrr`. Nearest: `lr`"),
         (
             ["ppo", "--space.lr", "1e-3", "--num-runners", "2"],
-            "ppo has `ray.num_runners`, but lives on the local engine",
+            "ppo has `ray.num_runners`, but uses the local engine",
         ),
         (["poo"], "there is no algorithm `poo`. Nearest: `ppo`."),
         (["bc", "--space.lr", "1e-3"], "`data` is missing"),

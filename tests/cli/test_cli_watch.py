@@ -81,7 +81,7 @@ def test_a_run_without_its_env_at_random(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "watch needs to know how: --to clip.mp4 writes a clip"),
+        ([], "watch needs either --to clip.mp4, which writes a clip"),
         (["--to", "clip.gif", "--live"], "own window; both were given."),
         (["--live"], "there is no screen here for the env's window"),
         (["--live", "--fps", "3"], "`fps` and `size` are for clips"),

@@ -80,7 +80,7 @@ def test_a_vector_env() -> None:
         ("drop:sayd", etude.SpaceError, "no `sayd` to drop"),
         ("drop:said/now", etude.SpaceError, "no `said/now` to drop"),
         ("drop:said,numbers,mode", etude.SpaceError, "nothing"),
-        ("drop", etude.SettingsError, "what"),
+        ("drop", etude.SettingsError, "needs the name of a part"),
     ],
 )
 def test_messages(connector: str, error: type[Exception], message: str) -> None:

@@ -153,7 +153,7 @@ def test_bad_returns_to_go() -> None:
         ReturnToGo().spaces(spaces.Dict({"return_to_go": BOX}), CHOICE)
     connector = made()
     connector.start(1)
-    with pytest.raises(SettingsError, match="no return to aim at: set a target, or learn from a recording first"):
+    with pytest.raises(SettingsError, match="no target return: set `target`, or train on a recording first"):
         connector.online(Inputs(np.zeros(1, np.int64), {"obs": np.zeros((1, 1))}, np.ones(1, bool), {}, np.zeros(1)))
     exp = episodes(3)
     del exp.steps["reward"]
@@ -249,5 +249,5 @@ def test_bad_histories() -> None:
 
 @pytest.mark.parametrize("leaf", [spaces.Discrete(3), spaces.Box(0, 1, (), np.float32)])
 def test_a_network_that_needs_history_says_so_where_there_is_none(leaf: spaces.Space[Any]) -> None:
-    with pytest.raises(SpaceError, match="is not of several steps: History, which the network needs, does not stand"):
+    with pytest.raises(SpaceError, match="is of a single step: the network needs `history`"):
         one_step(leaf)

@@ -448,13 +448,13 @@ def test_envs_of_every_making_draw():
         "test_clips:make_drawn",
         lambda **kw: Drawn(**kw),
     ):
-        made = render.seen_env(env, "rgb_array")
+        made = render.rendering_env(env, "rgb_array")
         made.reset(seed=0)
         assert standard_frame(made.render()).ndim == 3
         made.close()
     mine = Drawn("rgb_array")
-    assert render.seen_env(mine, "rgb_array") is mine
-    assert render.seen_env(lambda: mine, "rgb_array") is mine
+    assert render.rendering_env(mine, "rgb_array") is mine
+    assert render.rendering_env(lambda: mine, "rgb_array") is mine
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_envs_of_every_making_draw():
 )  # fmt: skip
 def test_envs_that_can_not_be_seen_are_named(env, message):
     with pytest.raises(EnvError, match=message):
-        render.seen_env(env, "rgb_array")
+        render.rendering_env(env, "rgb_array")
 
 
 def test_an_env_that_has_no_such_mode_is_closed_again():
@@ -486,7 +486,7 @@ def test_an_env_that_has_no_such_mode_is_closed_again():
         return made[0]
 
     with pytest.raises(EnvError, match="render_mode None"):
-        render.seen_env(factory, "human")
+        render.rendering_env(factory, "human")
     assert made[0].closed
 
 

@@ -59,7 +59,7 @@ def played(copy: ManyAgentsAdapter, episodes: int = 2) -> None:
         copy.reset(0)
         while not copy.over:
             copy.step(dict.fromkeys(copy.waiting, 0))  # type: ignore[attr-defined]
-        copy.unheld()
+        copy.unacted_reward()
 
 
 def test_a_reward_without_a_step_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from etude.envs import InlineArena, VectorArena, Workers, make_arena
 WITHOUT = """
 import json, sys
 from etude.envs import make_arena
-from etude.envs.render import seen_env
+from etude.envs.render import rendering_env
 from etude.errors import EnvError
 
 class Missing:
@@ -39,7 +39,7 @@ missing, envs = json.loads(sys.argv[1])
 sys.meta_path.insert(0, Missing())
 told = []
 for env in envs:
-    for make in (lambda: make_arena(env, 1), lambda: seen_env(env, "rgb_array")):
+    for make in (lambda: make_arena(env, 1), lambda: rendering_env(env, "rgb_array")):
         try:
             make()
         except EnvError as error:

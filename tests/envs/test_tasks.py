@@ -10,7 +10,7 @@ import pytest
 import etude
 from etude.envs import make_arena, names_module
 from etude.envs.registry import named
-from etude.envs.render import seen_env
+from etude.envs.render import rendering_env
 
 
 def test_an_atari_game_is_what_its_wrappers_make_of_it():
@@ -50,7 +50,7 @@ def test_a_clip_can_be_made(name, package):
     pytest.importorskip(package)
     if name.startswith("atari:"):
         pytest.importorskip("ale_py", reason="ale-py is not installed")
-    with closing(seen_env(name, "rgb_array")) as env:
+    with closing(rendering_env(name, "rgb_array")) as env:
         env.reset(seed=0)
         before = env.render()
         for _ in range(5):

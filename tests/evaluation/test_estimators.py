@@ -57,7 +57,7 @@ def test_wrong_probabilities_are_noted(factor, word):
     exp = played(2000, seed=1)
     exp.steps["logp"][exp.offsets[:-1]] += math.log(factor)  # of the first step: the mean weight is 1 / factor
     found = evaluate_on(policy(WANTS), exp, methods=["is"], gamma=GAMMA)
-    told = [note for note in found.notes if "which is not by chance" in note]
+    told = [note for note in found.notes if "which is more than chance" in note]
     assert found.mean_weight * factor == pytest.approx(1, abs=0.1)
     assert len(told) == (word is not None)
     assert all(f"probabilities are {word}" in note for note in told)
@@ -168,7 +168,7 @@ def test_no_estimate_of_a_policy_far_from_the_data_is_trusted():
         assert found.estimates[method].high < truth
     assert found.trusted is False
     size = found.estimates["wis"].effective_sample_size
-    assert found.distrust.startswith(f"of 60 episodes, {size:.1f} count, but at least 10 must")
+    assert found.distrust.startswith(f"the effective sample size is {size:.1f} of 60 episodes, but must be at least 10")
     assert f"\nno estimate can be trusted: {found.distrust}\n" in str(found)
     said = json.loads(found.to_json())
     assert (said["trusted"], said["distrust"]) == (False, found.distrust)
@@ -225,7 +225,7 @@ def test_fewer_than_10_episodes_are_never_trusted():
     for methods in (("wis",), ("fqe",)):
         found = evaluate_on(policy(PLAYS), played(9, 1), methods=methods, gamma=GAMMA, fqe=SMALL)
         assert found.trusted is False
-        assert found.distrust == "there are 9 whole episodes, but at least 10 must count."
+        assert found.distrust == "there are 9 whole episodes, but at least 10 are needed."
 
 
 def test_without_probabilities_nothing_says_how_far_fitted_values_are_from_the_data():
@@ -307,7 +307,7 @@ def test_nothing_is_trusted_where_the_mean_weight_is_far_from_1():
     found = evaluate_on(policy(WANTS), exp, methods=["is"], gamma=GAMMA)
     assert not found.trusted
     assert "is 5.0" in found.distrust
-    assert "rather than 1, which is not by chance: the policy takes actions that were never" in found.distrust
+    assert "rather than 1, which is more than chance: the policy takes actions that were never" in found.distrust
 
 
 def test_truncated_episodes_without_their_last_observation_are_noted():

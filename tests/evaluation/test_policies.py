@@ -20,7 +20,7 @@ from etude.evaluation import FQEConfig, OffPolicyEvaluationConfig, evaluate, eva
 from etude.modules import NetworkConfig
 from etude.recordings import Recording, RecordingWriter
 
-WEIGHING = ("is", "wis", "pdis", "wpdis")
+NEED_WEIGHTS = ("is", "wis", "pdis", "wpdis")
 SMALL = FQEConfig(members=3, steps=40, batch_size=64)
 
 
@@ -68,7 +68,7 @@ def test_the_policy_that_played_has_weights_of_1(tmp_path, config):
     algorithm = PPO(config)
     path = own_recording(tmp_path, algorithm)
     algorithm.module.train()
-    found = evaluate_on(algorithm, path, methods=WEIGHING)
+    found = evaluate_on(algorithm, path, methods=NEED_WEIGHTS)
     assert algorithm.module.training
     assert found.mean_weight == pytest.approx(1, abs=1e-3)
     for estimate in found.estimates.values():
@@ -142,7 +142,7 @@ def test_most_likely_actions_of_discrete_spaces():
 def test_where_no_episode_could_be_the_policys_there_is_no_estimate():
     exp = played(6, seed=2)
     flipped = exp.with_steps(action=1 - policy(WANTS).module.dist.act(exp.steps["obs"] @ WANTS, None)["action"])
-    found = evaluate_on(policy(WANTS), flipped, explore=False, methods=WEIGHING, gamma=0.9)
+    found = evaluate_on(policy(WANTS), flipped, explore=False, methods=NEED_WEIGHTS, gamma=0.9)
     assert found.estimates["is"].mean == found.estimates["pdis"].mean == found.mean_weight == 0
     assert np.isnan(found.estimates["wis"].mean)
     assert np.isnan(found.estimates["wpdis"].low)
@@ -204,8 +204,8 @@ def test_the_policy_that_played_can_be_fitted():
     unknown = exp.with_steps()
     del unknown.steps["logp"]
     algorithm = policy(WANTS)
-    found = evaluate_on(algorithm, unknown, methods=WEIGHING, gamma=0.9, behaviour="fit")
-    known = evaluate_on(algorithm, exp, methods=WEIGHING, gamma=0.9)
+    found = evaluate_on(algorithm, unknown, methods=NEED_WEIGHTS, gamma=0.9, behaviour="fit")
+    known = evaluate_on(algorithm, exp, methods=NEED_WEIGHTS, gamma=0.9)
     assert found.behaviour_policy == "fitted"
     assert "probabilities of the policy that played: fitted" in str(found)
     for name in ("wis", "wpdis", "pdis"):

@@ -59,7 +59,7 @@ class NaiveReplay:
     def stored(self) -> range:
         return range(max(0, len(self.steps) - self.capacity), len(self.steps))
 
-    def looked_ahead(self, index: int) -> dict[str, Any]:
+    def with_n_step_returns(self, index: int) -> dict[str, Any]:
         """What a sample of this step is."""
         chain, place = self.steps[index]
         first, total, k = chain.steps[place], 0.0, 0

@@ -231,7 +231,7 @@ def test_indexing_outside_and_backwards_is_refused():
 
 def test_concat_refuses_nothing_and_parts_that_do_not_fit():
     a = numbered([2])
-    with pytest.raises(DataError, match="can't concat an empty list"):
+    with pytest.raises(DataError, match="can't concatenate an empty list"):
         Experience.concat([])
     with pytest.raises(DataError, match="part 1 with part 0: only one of them has column `value`"):
         Experience.concat([a, a.with_steps(value=a.steps["obs"])])

@@ -39,7 +39,7 @@ def test_each_step_that_can_be_drawn_is_drawn_with_what_followed_it(exps, capaci
             continue
         batch = replay.sample(200)  # of at most 14
         assert set(batch["index"].tolist()) == set(naive.stored)
-        expected = [naive.looked_ahead(index) for index in batch["index"].tolist()]
+        expected = [naive.with_n_step_returns(index) for index in batch["index"].tolist()]
         for name in expected[0]:
             column = np.array([one[name] for one in expected])
             if name == "next_obs":  # behind a terminated end it means nothing

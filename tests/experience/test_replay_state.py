@@ -144,9 +144,9 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
     state = replay.state_dict()
     with pytest.raises(CheckpointError, match="saved with a capacity of 10 steps, but this one has 11"):
         Replay(11).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="saved without priorities, but this one is with"):
+    with pytest.raises(CheckpointError, match="saved without priorities, but this one is with priorities"):
         Replay(10, priorities=Priorities()).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="saved with priorities, but this one is without"):
+    with pytest.raises(CheckpointError, match="saved with priorities, but this one is without priorities"):
         replay.load_state_dict(Replay(10, priorities=Priorities()).state_dict())
     broken = {**state, "storage": {**state["storage"], "trajectory": state["storage"]["trajectory"][:-1]}}
     with pytest.raises(CheckpointError, match=r"is broken: it has 4 steps, .* columns \{'trajectory': 3\}"):

@@ -89,7 +89,7 @@ def test_unknown_modules_are_named_beside_those_there_are() -> None:
     learner.modules_to_train = ["ghost"]
     with pytest.raises(EtudeError, match=r"there is no module 'ghost': there are \['a', 'b'\]"):
         learner.chosen({"a": experience(4)})
-    with pytest.raises(EtudeError, match=r"there are the modules \['a', 'b'\]: say which"):
+    with pytest.raises(EtudeError, match=r"there are the modules \['a', 'b'\]: choose one"):
         learner.only  # noqa: B018
 
 

@@ -122,15 +122,15 @@ def test_labels_tell_runs_apart():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda run: None, "is no run with metrics"),
-        (lambda run: run.mkdir(), r"is no run with metrics: there is no metrics\.jsonl"),
+        (lambda run: None, "is not a training run"),
+        (lambda run: run.mkdir(), r"is not a training run: it has no metrics\.jsonl"),
         (
             lambda run: _run(run / "seed-1", []),
-            r"is no run with metrics: .* or several, such as .*run7/\*: it has seed-1\.",
+            r"is not a training run: .* or several, such as .*run7/\*: it has seed-1\.",
         ),
         (lambda run: _run(run, []), "is empty: the run has not finished its first iteration"),
-        (lambda run: _run(run, [{"env_steps": 3}]), "holds nothing to draw: no line has env_steps with return_mean"),
-        (lambda run: _run(run, [{"return_mean": 3}]), "holds nothing to draw"),
+        (lambda run: _run(run, [{"env_steps": 3}]), "has nothing to plot: no line has env_steps with return_mean"),
+        (lambda run: _run(run, [{"return_mean": 3}]), "has nothing to plot"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(tmp_path, make, message):

@@ -23,10 +23,10 @@ from etude.algorithms.ppo import PPO, PPOConfig
 STORE = 150 * 2**20
 
 
-class Beside(PPO):
+class BackgroundEvaluation(PPO):
     """Its runners go on while it learns."""
 
-    collects_beside = True
+    collects_in_background = True
 
 
 class Waiting(PPO):
@@ -60,7 +60,7 @@ def far_node(cluster: Cluster) -> Any:
 
 def runner_goes(cluster: Cluster, other: Any) -> None:
     engine = Ray(num_runners=1, resources_per_runner={"far": 1}, fragment_steps=64, in_flight=2)
-    algorithm = Beside(
+    algorithm = BackgroundEvaluation(
         PPOConfig(env=runner_envs.Wide, num_envs=2, num_steps=64, minibatch_size=64, epochs=1, seed=1, engine=engine)
     )
     algorithm.train()

@@ -155,7 +155,7 @@ class LearnsItself(PPO):
 
     def training_step(self) -> Update:
         (exp,) = self.collect(num_steps=64).values()
-        return self.go_over(self.learner.only, self.prepared("main", exp))
+        return self.update_epochs(self.learner.only, self.prepared("main", exp))
 
 
 class LearnsAsEver(PPO):

@@ -196,10 +196,10 @@ def test_an_evaluation_runner_that_hangs_or_dies_costs_its_part(tmp_path: Path, 
         algorithm.close()
 
 
-class Beside(etude.PPO):
+class BackgroundEvaluation(etude.PPO):
     """Its runners go on while it learns."""
 
-    collects_beside = True
+    collects_in_background = True
 
 
 @pytest.mark.usefixtures("cluster")
@@ -209,7 +209,7 @@ def test_runners_that_wait_for_the_learner_do_not_hang() -> None:
         env=runner_envs.Walk, num_envs=2, num_steps=64, minibatch_size=64, epochs=1, seed=1,
         engine=Ray(num_runners=2, step_timeout=1.0),
     )  # fmt: skip
-    algorithm = Beside(config)
+    algorithm = BackgroundEvaluation(config)
     try:
         algorithm.train()
         members = algorithm.runner.members  # type: ignore[attr-defined]

@@ -187,7 +187,7 @@ def test_what_processes_cant_import(data: str) -> None:
 
 
 def test_what_cant_be_sent_to_processes(data: str) -> None:
-    with pytest.raises(SettingsError, match=r"can't be sent this: cannot be sent"):
+    with pytest.raises(SettingsError, match=r"can't be sent to the tasks of Ray Data: cannot be sent"):
         feed_of(bc(data, mode="stream", prelearner=Unsendable()))
 
 

@@ -37,10 +37,10 @@ pytestmark = pytest.mark.usefixtures("cluster")
 SMALL: dict[str, Any] = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "epochs": 1, "seed": 1}
 
 
-class Beside(PPO):
+class BackgroundEvaluation(PPO):
     """Its runners go on while it learns."""
 
-    collects_beside = True
+    collects_in_background = True
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -268,7 +268,7 @@ def test_a_collection_goes_on_with_what_has_come(made: Any, tmp_path: Path) -> N
 
 
 def test_beside_the_learner_runners_stop_at_the_bound(made: Any) -> None:
-    algorithm = made(Ray(num_runners=2, in_flight=3), cls=Beside)
+    algorithm = made(Ray(num_runners=2, in_flight=3), cls=BackgroundEvaluation)
     algorithm.train()
     for _ in range(3):
         for member in members(algorithm):
@@ -294,7 +294,7 @@ def collected(exp: Experience) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("layout", ["episodes", "table"])
-@pytest.mark.parametrize("cls", [PPO, Beside])
+@pytest.mark.parametrize("cls", [PPO, BackgroundEvaluation])
 def test_all_that_is_collected_is_recorded_once(made: Any, tmp_path: Path, layout: Any, cls: Any) -> None:
     path, seen = tmp_path / "run", dict[Any, Any]()
 

@@ -30,7 +30,7 @@ def run(code, folder, *arguments, **environment):
 
 OURS = """
 import signal, sys
-from etude.ray.cluster import check_room, ensure_started, let_go
+from etude.ray.cluster import check_room, ensure_started, release_cluster
 sys.path.append("elsewhere")
 import apart  # found because of the line above
 handler = lambda number, frame: None
@@ -58,11 +58,11 @@ try:
     check_room([{"CPU": 1.0}] * (int(cpus) + 1), can_grow=False)
 except Exception as error:
     print(type(error).__name__, error)
-let_go()
+release_cluster()
 print(ray.is_initialized())
-let_go()
+release_cluster()
 print(ray.is_initialized())
-let_go()
+release_cluster()
 """
 
 

@@ -199,7 +199,7 @@ def test_no_such_bucket_and_no_such_server(s3, monkeypatch):
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
     )  # fmt: skip
     with pytest.raises(
-        DataError, match=r"s3://bucket/a: can't be looked at \(.*\)\. Is the name right, and do the cred"
+        DataError, match=r"s3://bucket/a: can't be accessed \(.*\)\. Is the name right, and do the cred"
     ):
         Recording.open("s3://bucket/a", filesystem=closed)
 

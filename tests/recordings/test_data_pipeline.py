@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from crew_jobs import blocked_signals, dies_at_5, fails_at_5, fails_in_two_words, fails_locked, square
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_jobs import blocked_signals, dies_at_5, fails_at_5, fails_in_two_words, fails_locked, square
 from some_recording import ACTION, OBS, numbered, record
 
 from etude.connectors import ClipAction, FrameStack, NormalizeObs, Pipeline
@@ -224,10 +224,10 @@ def test_time_is_told_layer_by_layer(recording: Recording) -> None:
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
 @pytest.mark.usefixtures("forked_loaders")
-def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
-    crew = LoadWorkers(square, workers, kind)
-    assert list(crew.done(range(20))) == [n * n for n in range(20)]
-    crew.close()
+def test_loaders_give_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
+    loaders = LoadWorkers(square, workers, kind)
+    assert list(loaders.done(range(20))) == [n * n for n in range(20)]
+    loaders.close()
     broken = LoadWorkers(fails_at_5, workers, kind)
     found = []
     with pytest.raises(DataError, match="part 5 is broken"):
@@ -290,16 +290,16 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
 
 @pytest.mark.usefixtures("forked_loaders")
 def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
-    crew = LoadWorkers(dies_at_5, 2, "processes")
+    loaders = LoadWorkers(dies_at_5, 2, "processes")
     with pytest.raises(EtudeError, match="a worker process that loads data died: it was killed, perhaps for lack"):
-        list(crew.done(range(9)))
-    crew.close()
+        list(loaders.done(range(9)))
+    loaders.close()
 
 
 def test_ctrl_c_can_not_end_a_worker_process_that_is_starting() -> None:
-    crew = LoadWorkers(blocked_signals, 1, "processes")
-    assert list(crew.done(range(1))) == [[signal.SIGINT]]
-    crew.close()
+    loaders = LoadWorkers(blocked_signals, 1, "processes")
+    assert list(loaders.done(range(1))) == [[signal.SIGINT]]
+    loaders.close()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
@@ -310,9 +310,9 @@ def test_worker_processes_import_nothing_from_the_folder_that_one_works_in(
         (tmp_path / f"{name}.py").write_text("import pathlib; pathlib.Path(__file__).with_suffix('.touched').touch()\n")
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
-    crew = LoadWorkers(square, 1, "processes")
-    assert list(crew.done(range(3))) == [0, 1, 4]
-    crew.close()
+    loaders = LoadWorkers(square, 1, "processes")
+    assert list(loaders.done(range(3))) == [0, 1, 4]
+    loaders.close()
     assert not list(tmp_path.glob("*.touched"))
     assert dict(os.environ) == before
 
@@ -322,10 +322,10 @@ def test_worker_processes_import_nothing_from_the_folder_that_one_works_in(
     ("job", "match"), [(fails_in_two_words, "TwoWordsError: out of order"), (fails_locked, "LockedError: no key")]
 )
 def test_an_error_that_no_other_process_can_read_is_told_with_its_traceback(job: Any, match: str) -> None:
-    crew = LoadWorkers(job, 1, "processes")
-    with pytest.raises(DataError, match=rf"(?s)in a worker process: {match}\n.*crew_jobs.py.*raise \w+Error"):
-        list(crew.done(range(3)))
-    crew.close()
+    loaders = LoadWorkers(job, 1, "processes")
+    with pytest.raises(DataError, match=rf"(?s)in a worker process: {match}\n.*loader_jobs.py.*raise \w+Error"):
+        list(loaders.done(range(3)))
+    loaders.close()
 
 
 def test_a_crew_holds_few_ahead() -> None:
@@ -335,11 +335,11 @@ def test_a_crew_holds_few_ahead() -> None:
         asked.append(number)
         return number
 
-    crew = LoadWorkers(note, 2, "threads")
-    done = crew.done(range(100))
+    loaders = LoadWorkers(note, 2, "threads")
+    done = loaders.done(range(100))
     assert next(done) == 0
     assert len(asked) <= 4
-    crew.close()
+    loaders.close()
 
 
 def test_threads_end_with_their_pipeline(recording: Recording) -> None:

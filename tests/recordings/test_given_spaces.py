@@ -112,7 +112,7 @@ def test_data_that_states_its_spaces_takes_no_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("space", [Box(-2, 2, (2,)), Discrete(3), gym.spaces.Dict(a=ACTION)])
 def test_spaces_that_do_not_fit(space: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.npz: its `action` is like Box.* does not fit the space given"):
+    with pytest.raises(DataError, match=r"a\.npz: its `action` looks like Box.* does not fit the space given"):
         Recording.open(npz(tmp_path / "a.npz"), action_space=space)
 
 
@@ -194,7 +194,7 @@ def test_an_env_object_is_not_closed_for_its_spaces(tmp_path: Path) -> None:
 
 def test_data_of_another_env_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"its `obs` is like .*, which does not fit the space given \(if there is an `env`"
+        DataError, match=r"its `obs` looks like .*, which does not fit the space given \(if there is an `env`"
     ):
         etude.BC(etude.BCConfig(data=str(npz(tmp_path / "a.npz")), env="MountainCarContinuous-v0"))
 

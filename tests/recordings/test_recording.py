@@ -420,7 +420,7 @@ def test_parquet_files_of_others_are_told_apart_by_what_is_in_them(tmp_path):
         Recording.open(tmp_path / "a.parquet").read()
     with pytest.raises(DataError, match=r"b\.parquet: has no column `rewards`"):
         Recording.open(tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"c\.parquet is a table with the columns x: say which of them are what"):
+    with pytest.raises(DataError, match=r"c\.parquet is a table with the columns x: say what they mean"):
         Recording.open(tmp_path / "c.parquet")
 
 

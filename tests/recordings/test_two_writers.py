@@ -210,12 +210,12 @@ def make_anew(folder: Path) -> None:
     folder.mkdir()
 
 
-def begin_anew(folder: Path) -> None:
+def abandon_episodes(folder: Path) -> None:
     remove(folder)
     record(folder, numbered([3]))
 
 
-@pytest.mark.parametrize("happens", [remove, move, make_anew, begin_anew])
+@pytest.mark.parametrize("happens", [remove, move, make_anew, abandon_episodes])
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_folder_that_goes_away_is_an_error_at_the_next_write(
     tmp_path: Path, happens: object, has_begun: bool
@@ -234,7 +234,7 @@ def test_a_folder_that_goes_away_is_an_error_at_the_next_write(
             work()
     if happens is not move:
         assert sorted(tmp_path.rglob("*")) == before
-    if happens is begin_anew:
+    if happens is abandon_episodes:
         np.testing.assert_array_equal(Recording.open(folder).read().steps["obs"], numbered([3]).steps["obs"])
 
 

@@ -95,7 +95,7 @@ def test_what_is_no_such_expression(text, message):
         ("retrun > 1", r"names `retrun`. Figures are return, length, done, episode_id; nearest: `return`"),
         (
             "reward > 1",
-            r"names `reward`, which each step has: say what of it, such as mean\(reward\) or any\(reward == 1\)",
+            r"names `reward`, which has a value for each step: reduce it, as in mean\(reward\) or any\(reward == 1\)",
         ),
         ("mean(rewards) > 1", r"names the column `rewards`. There are reward, obs; nearest: `reward`"),
         ("mean(length) > 1", r"names the column `length`"),
@@ -109,8 +109,8 @@ def test_names_that_are_not_there(text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("length + 1", "gives numbers, not yes or no"),
-        ("'a'", "gives numbers, not yes or no"),
+        ("length + 1", "gives numbers, so it is not a condition"),
+        ("'a'", "gives numbers, so it is not a condition"),
         ("length and done", "can't be evaluated: `and`, `or` and `not` take comparisons"),
         ("not length", "can't be evaluated: `and`, `or`"),
         ("episode_id > 3", "can't be evaluated: text is compared with numbers"),

@@ -276,7 +276,7 @@ class Totals(Callback):
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
         key = episode.env_index, episode.number
-        assert episode.return_so_far == sum(self.totals[key].values()) + episode.unheld_reward
+        assert episode.return_so_far == sum(self.totals[key].values()) + episode.unacted_reward
         episode.log("total", episode.return_so_far)
         for name, total in self.totals[key].items():
             episode.log(f"of {name}", total)

@@ -113,7 +113,7 @@ def test_the_recording_says_what_the_newest_checkpoint_has_learned(tmp_path):
 
         async def served():
             async with own.running():
-                await own.look_after()
+                await own.housekeeping()
                 session = own.open({})["session"]
                 await own.act({"session": session, "obs": [0, 0, 0, 0]})
                 await own.act({"session": session, "reward": 1, "terminated": True})
@@ -150,7 +150,7 @@ def test_a_recording_that_fails_keeps_no_other_from_the_disk(tmp_path):
                 await own.act({"session": session, "obs": [0, 0, 0]})
                 await own.act({"session": session, "reward": 1, "terminated": True})
             shutil.rmtree(data / "red")
-            await own.look_after()
+            await own.housekeeping()
             found.extend((data / "blue").glob("*.parquet"))
 
     with pytest.raises(DataError, match="removed or moved"):

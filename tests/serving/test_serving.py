@@ -232,7 +232,10 @@ def test_other_refusals(served):
         assert client("/act", {"obs": 1}, **{"Content-Type": "text/plain"})[0] == 415
         assert client("/health", method="GET", Host="evil.example:80") == (
             403,
-            {"error": "`Host` is 'evil.example:80', but this server is for its own machine alone.", "field": "Host"},
+            {
+                "error": "`Host` is 'evil.example:80', but this server accepts requests of its own machine only.",
+                "field": "Host",
+            },
         )
         assert client("/metrics", method="GET", Host="evil.example:80")[0] == 403
         assert client("/act", {"obs": [0, 0, 0], "policy": "plain", "session": None})[0] == 200
@@ -297,7 +300,7 @@ def test_sessions_have_a_limit_and_a_time():
     now, dropped = [0.0], []
     sessions = Sessions(2, 10.0, dropped.append, lambda: now[0])
     first, second = sessions.add(Session()), sessions.add(Session())
-    with pytest.raises(RequestError, match="there are 2 already") as refused:
+    with pytest.raises(RequestError, match="2 sessions are open") as refused:
         sessions.add(Session())
     assert refused.value.status == 429
     now[0] = 8.0
@@ -399,12 +402,12 @@ def test_a_checkpoint_of_other_spaces_is_not_taken(tmp_path, caplog):
         before = own.policies
         other.save(run)
         for _ in range(2):
-            asyncio.run(own.look_after())
+            asyncio.run(own.housekeeping())
         assert own.policies is before
         assert sum("other spaces" in record.message for record in caplog.records) == 1
         ppo.train()
         ppo.save(run)
-        asyncio.run(own.look_after())
+        asyncio.run(own.housekeeping())
         assert own.policies is not before
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats of other tools' recordings, one file each; no code outside this folder knows them."""
+"""Detect, read and write the recordings of other tools, and read tables and files of the user's own."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,14 +22,18 @@ _SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")
 
 
 def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format, Contents] | None:
-    """Detect another tool's recording at ``path`` from its contents; None if it is of no known format.
+    """Detect another tool's recording from its contents, and open it.
 
     Args:
         path: A folder, or one file.
-        faults: If given, files and lines that can't be read are left out and named here.
+        faults: If given, files and lines that can't be read are skipped, and a `Problem` is added here for each.
+
+    Returns:
+        The format and the contents; None if the format is unknown.
 
     Raises:
-        DataError: it can't be opened, or there are files of several formats.
+        DataError: nothing can be read; or, without ``faults``, a file can't be read or has another format than the
+            first one.
     """
     of_folder = format_of_folder(path)
     if of_folder is not None:
@@ -56,10 +60,13 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
 def of_files(
     kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None = None
 ) -> tuple[FileFormat, Contents]:
-    """Open files of one kind; with ``faults``, those that can't be read or don't match the first are named there.
+    """Open files of one format.
+
+    With ``faults``, files that can't be read or don't match the first one are skipped, and a `Problem` is added there
+    for each.
 
     Raises:
-        DataError: none can be read; or, without ``faults``, one of them can't.
+        DataError: no file can be read; or, without ``faults``, one of them can't be read.
     """
     try:
         format = kind(files)
@@ -84,10 +91,10 @@ def of_files(
 
 
 def usable(contents: Contents, faults: list[Problem] | None) -> Contents:
-    """The contents, with what can't be read moved to ``faults``.
+    """Return ``contents`` without its problems of kind ``unreadable``, which are moved to ``faults``.
 
     Raises:
-        DataError: something can't be read, and there are no ``faults``.
+        DataError: there is such a problem, and ``faults`` is None.
     """
     bad = [problem for problem in contents.problems if problem.kind == "unreadable"]
     if bad and faults is None:
@@ -99,10 +106,10 @@ def usable(contents: Contents, faults: list[Problem] | None) -> Contents:
 
 
 def format_of_folder(path: AnyPath) -> type[minari.Minari] | type[lerobot.LeRobot] | None:
-    """Return the format of a recording that is a folder with files of several kinds; None if it is none of these."""
+    """Return `Minari` or `LeRobot` if ``path`` is such a dataset, which has files of several kinds; else None."""
     return minari.Minari if minari.detect(path) else lerobot.LeRobot if lerobot.detect(path) else None
 
 
 def format_of(file: AnyPath) -> type[FileFormat] | None:
-    """Return the format of a file; None if it is unknown, or a format of folders."""
+    """Return the first of `FORMATS` that detects a file; None if there is none."""
     return next((kind for kind in FORMATS if kind.detect(file)), None)

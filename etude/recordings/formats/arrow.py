@@ -48,7 +48,7 @@ def flat(
         name: Its path.
         place: Describes the location of a row, for errors.
         coded: Converts text; with None, text is an error.
-        with_nan: Read fractions that are missing, also in lists, as NaN.
+        with_nan: Read missing floats and decimals, also in lists, as NaN.
 
     Raises:
         DataError: it contains something other than numbers, empty rows, or lists of different lengths; the message
@@ -122,7 +122,7 @@ def innermost(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_lists(array: pa.Array) -> pa.Array:
-    """A column with a list of missing numbers, as long as the first list, in place of each missing list."""
+    """Replace missing lists by lists of missing numbers, as long as the first list."""
     there = array.drop_null()
     missing = pa.array([[None] * (len(there[0]) if len(there) else 1)], array.type)
     rows = pc.if_else(array.is_valid(), pa.array(np.arange(len(array))), len(array))
@@ -130,7 +130,7 @@ def _with_lists(array: pa.Array) -> pa.Array:
 
 
 def _no_number(texts: pa.Array) -> int:
-    """The first row of texts that is not a number: a cell such as ``-`` makes a column of numbers one of texts."""
+    """The first text that is not a number; one cell such as ``-`` turns a column of numbers into text."""
     is_one = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*$")
     return max(0, int(pc.index(is_one, False).as_py()))
 
@@ -152,7 +152,7 @@ def list_array(values: NDArray[Any]) -> pa.Array:
 
 
 def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
-    """Convert a column to text; None where it is empty. 16 bytes that are no text are a UUID.
+    """Convert a column to texts ``[rows]``, None where it is empty. Values of 16 bytes that are not text are UUIDs.
 
     Raises:
         DataError: it can't be converted, or its bytes are not UTF-8.
@@ -236,14 +236,14 @@ def _one_length(lengths: pa.Array, unit: str, advice: str, name: str, place: Pla
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise a UnicodeDecodeError if the name of a column, or of a member of a struct, is not text."""
+    """Raise a UnicodeDecodeError if the name of a column, or of a member of a struct, is not UTF-8."""
     for field in fields:
         _ = field.name
         check_names(field.type.field(i) for i in range(field.type.num_fields))
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Decode dictionaries, each of which would only be valid for one batch."""
+    """Decode dictionary-encoded columns, because each dictionary would only be valid for one batch."""
     return _with_kinds(table, lambda kind: kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 

@@ -95,7 +95,7 @@ class LineCounts:
     """Counts the lines that begin before a byte of a text file; counts are cached."""
 
     def __init__(self) -> None:
-        self._ends: dict[AnyPath, dict[int, int]] = {}  # the line ends in the first so many bytes
+        self._ends: dict[AnyPath, dict[int, int]] = {}  # by file: the number of line ends in the first n bytes, by n
 
     def before(self, span: ByteSpan) -> int:
         """The number of lines that begin before ``span``."""
@@ -179,14 +179,15 @@ _SEGMENT: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, "t_start", col.T
 
 
 _CAST: Final = {"i": "biu", "u": "biu", "f": "biuf"}
-"""The kinds of dtypes that are cast to one of a kind, if no number changes."""
+"""The kinds of dtypes that are cast to each kind of dtype."""
 
 
 class Fitter:
     """Converts the results of a function to experience with the same columns every time.
 
-    Columns are cast if no number changes: integers of any size, and floats. The first result determines which columns
-    there are in addition to those of the spaces, and their dtypes and shapes.
+    Columns are cast to integers only if no number changes, and to floats only if none becomes infinite. The first
+    result with steps determines which columns there are in addition to those of the spaces, and their dtypes and
+    shapes.
     """
 
     def __init__(self, obs_space: Space, action_space: Space) -> None:
@@ -203,8 +204,8 @@ class Fitter:
             name: The id for an episode without one.
 
         Raises:
-            DataError: it is something else, or does not fit; the message names the column, what was found, and what was
-                expected.
+            DataError: the result is something else, or does not fit; the message names the column, what was found, and
+                what was expected.
         """
         many = given if isinstance(given, list | tuple) else [given]
         made = []
@@ -260,7 +261,7 @@ class Fitter:
         return Experience(columns, offsets_of(np.array([num])), segments, final)
 
     def _final(self, given: Mapping[str, Any], columns: Columns, num: int) -> Columns:
-        """The final observation, ``[1, ...]``; if it is the last row of the observations, it is removed there."""
+        """The final observation, ``[1, ...]``; {} if unknown. If it is the last row of ``columns``, it is removed."""
         obs = col.subtree(columns, col.OBS)
         if col.FINAL_OBS in given:
             flat = self._flat(col.OBS, given[col.FINAL_OBS])
@@ -312,16 +313,18 @@ class Fitter:
         is_fit = column.dtype == dtype or column.dtype.kind in _CAST.get(dtype.kind, "")
         if column.shape[1:] != shape or not is_fit:
             found = f"{column.dtype} {list(column.shape[1:])}"
-            raise DataError(f"gave the {what} `{name}` as {found} a step, but wanted is {wanted}")
+            raise DataError(f"gave the {what} `{name}` as {found} a step, but expected was {wanted}")
         with np.errstate(over="ignore"):
             out = column.astype(dtype, copy=False)
         if not np.can_cast(column.dtype, dtype):
             lost = out != column if dtype.kind in "iu" else np.isinf(out) & np.isfinite(column)
             if lost.any():
-                raise DataError(f"gave the {what} `{name}` with {column[lost].flat[0]} in it, but wanted is {wanted}")
+                raise DataError(
+                    f"gave the {what} `{name}` with {column[lost].flat[0]} in it, but expected was {wanted}"
+                )
         inside = None if leaf is None else are_choices(leaf, out)
         if inside is not None and not inside.all():
-            raise DataError(f"gave the {what} `{name}` with {out[~inside][0]} in it, but wanted is {leaf}")
+            raise DataError(f"gave the {what} `{name}` with {out[~inside][0]} in it, but expected was {leaf}")
         return out
 
 
@@ -418,9 +421,9 @@ def read_binary(
             URL. The files of a folder or glob are sorted by full path.
         to_experience: Gets a `RawRow` (``path``, ``data``). Returns an `Experience`; or a dict of the columns of one
             episode: ``obs`` (``[T, ...]``, or ``[T + 1, ...]`` with the final observation), ``action``, ``reward`` and
-            any others, and, where known, ``terminated``, ``truncated``, ``final_obs``, ``episode_id``, ``agent_id``,
-            ``module_id`` and ``t_start``; or a list of these; or None if there is nothing in it. An episode without an
-            id is named after its file.
+            any others, and, where known, ``terminated`` and ``truncated`` (a bool, or one for each step),
+            ``final_obs``, ``episode_id``, ``agent_id``, ``module_id`` and ``t_start``; or a list of these; or None if
+            there is nothing in it. An episode without an id is named after its file.
         obs_space: The space of one observation.
         action_space: The space of one action.
         env: The id of the env, if there is one.
@@ -469,7 +472,7 @@ def read_text(
 
 
 class _CustomPart(NamedTuple):
-    """What a unit is read from. All but the spans are shared by all units."""
+    """The data of a unit. Everything but the spans is shared by all units."""
 
     spans: Sequence[Sequence[ByteSpan]]
     fitter: Fitter
@@ -486,7 +489,7 @@ class CustomFormat(Format):
         self.name = f"custom-{source.kind}"
 
     def describe(self) -> Contents:
-        """Return the contents, reading the first rows until there are steps.
+        """Return the contents; reads rows until the function returns steps.
 
         Raises:
             DataError: there are no files, or no steps in them; or the first ones can't be read.
@@ -524,7 +527,7 @@ class CustomFormat(Format):
     # -- reading -----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Return what the function makes of the unit's rows."""
+        """Convert the rows of a unit by the function."""
         found: list[Experience] = []
         for raws, made in self._results(unit.data):
             if not isinstance(made, DataError):
@@ -537,7 +540,7 @@ class CustomFormat(Format):
         return Experience.concat(found) if found else fitter.nothing().only(columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row: its row in a file, and the step in the function's result."""
+        """Locate a step: the file or line that it came from, and its index in the function's result."""
         for raws, made in self._results(unit.data):
             num = 0 if isinstance(made, DataError) else sum(exp.num_steps for exp in made)
             if row < num:
@@ -546,7 +549,7 @@ class CustomFormat(Format):
         return super().place(unit, row, exp)
 
     def _results(self, part: _CustomPart) -> Iterator[tuple[Raws, list[Experience] | DataError]]:
-        """Yield the rows for each call of the function, and what it makes of them, checked; or why it can't."""
+        """Yield the rows for each call of the function, with the checked result or the error."""
         for spans in part.spans:
             for raws in self._rows(spans, part.counts):
                 try:

@@ -85,7 +85,7 @@ def _loaded(
     lengths: NDArray[np.int64],
     names: Sequence[str],
 ) -> pa.Table:
-    """Columns of the rows from ``first`` on, by Etude's names: those of episodes with these ids and numbers of rows."""
+    """Read columns, by Etude's names, of consecutive episodes from row ``first`` on, with these ids and lengths."""
     out: dict[str, pa.Array] = {}
     for name in names:
         if name == col.EPISODE_ID:
@@ -107,7 +107,7 @@ class FlatArrays(TableRows, FileFormat):
         """Return the contents, reading the flags, and integers whose range the space depends on.
 
         Raises:
-            DataError: a file can't be read, its arrays do not match, or differ from those of the first file.
+            DataError: a file can't be read; or its arrays do not match each other, or those of the first file.
         """
         dropped: dict[str, str] = {}
         groups: list[Group] = []
@@ -166,7 +166,9 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
     num_envs, flags = _num_envs(file), _flags(arrays)
     if num_envs > 1:
         remedy = "save a file for each, such as `observations[:, 0]`"
-        raise DataError(f"{file.path}: `rewards` has rows of shape [{num_envs}], of envs side by side: {remedy}.")
+        raise DataError(
+            f"{file.path}: `rewards` has rows of shape [{num_envs}], one column for each parallel env: {remedy}."
+        )
     by_stored = {stored: flag for flag, stored in flags.items()}
     out: dict[str, _ArrayColumn] = {}
     for stored, found in arrays.items():
@@ -278,7 +280,7 @@ class _Hdf5File:
 
 
 class D4RLHdf5(FlatArrays):
-    """HDF5 files as in D4RL."""
+    """HDF5 files with arrays named as in D4RL."""
 
     name = "d4rl-hdf5"
     opener = _Hdf5File
@@ -325,7 +327,7 @@ class _NpzFile:
         except _BROKEN as error:
             raise self._unreadable(error) from error
         large = unpacked >= cache.LEAST_BYTES
-        self._origin = cache.Origin([path], "members of npz", _NPZ_VERSION) if large else None
+        self._origin = cache.SourceFiles([path], "members of npz", _NPZ_VERSION) if large else None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_loaded": {}}
@@ -364,10 +366,10 @@ class _NpzFile:
 
 
 class D4RLNpz(FlatArrays):
-    """NumPy ``.npz`` files as in D4RL.
+    """NumPy ``.npz`` files with arrays named as in D4RL.
 
-    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
-    cache.
+    Single rows of a compressed array can't be read, so small files are held in memory, and large ones are unpacked into
+    the cache.
     """
 
     name = "npz"

@@ -3,21 +3,22 @@
 
 The rules, in order; they look at the first `MOST_ROWS` rows:
 
-1. A column is taken for what its name says (`CALLED`, in lower case, with ``_`` between words), if its values fit:
-   flags are true or false, propensities are in (0, 1], and so on. Of several, the first in the list is taken. If steps
-   of an episode's id are there twice, but not together with another id or text, both are taken (``van,trip``). With
-   an id, the only column of times is taken for ``t``.
-2. Without a column named as an action, it is all columns with a name such as ``action_0`` or ``a1``; else the only text
-   column with at most `MOST_CHOICES` different values.
-3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
-   all others that can be: numbers, booleans, and text with at most `MOST_CHOICES` different values. Constants are left
-   out, and so are ids: names that end in ``id``, and text or integers that differ in every row. A column such as
-   ``next_speed`` beside ``speed`` is no observation; if each observation has one, these are the next observations.
-4. Without a flag by name, one that is set in the last row of each episode, and nowhere else, is taken for its end
-   (``done``). Without one, an episode ends at its last row (``terminated=last-row``). Without flags and without an
-   episode id, each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
+1. A column has the role that its name suggests (`CALLED`, in lower case, with ``_`` between words), if its values fit:
+   flags are true or false, propensities are in (0, 1], and so on. Of several columns for one role, the one whose name
+   comes first in `CALLED` has it. If several rows have the same episode id and ``t``, but differ in another id or text,
+   both columns form the episode id (``van,trip``). With an episode id, the only column of times is ``t``.
+2. Without a column named as an action, the action is all columns with names such as ``action_0`` or ``a1``; else the
+   only text column with at most `MOST_CHOICES` different values.
+3. The observation is a column named as one; else all columns with names such as ``obs_0``, ``state_speed`` or ``x3``;
+   else all other columns that can be observed: numbers, booleans, lists, structs, and text with at most `MOST_CHOICES`
+   different values. Constants are left out, and so are ids: names that end in ``id`` or ``index``, and text or integers
+   that differ in every row. A column such as ``next_speed`` beside ``speed`` is not an observation; if every
+   observation has one, these are the next observations.
+4. Without a column named as a flag, one that is set in the last row of each episode, and nowhere else, is ``done``. If
+   there is none, an episode ends at its last row (``terminated=last-row``). Without flags and without an episode id,
+   each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
 5. With a flag and without an episode id, rows of several machines or people may be mixed. If a column shows that they
-   are, the episode's id is one to be made (``episode_id=COLUMN``).
+   are, the user has to make an episode id, for which the guess has a placeholder (``episode_id=COLUMN``).
 """
 
 import dataclasses
@@ -75,23 +76,23 @@ CALLED: Final[Mapping[str, Sequence[str]]] = {
         col.OBS: "obs observation observations state states context features",
     }.items()
 }
-"""Common column names in the field, the most specific ones first."""
+"""Common column names for each role, the most specific ones first."""
 PEOPLE: Final = ("user_id", "user", "customer_id", "customer", "client_id", "member_id", "patient_id", "subject_id")
-"""Names of columns of people, whose rows are an episode if a flag says where it ends, once for each."""
+"""Names of columns that identify people. If a flag ends the rows of each person once, these rows are an episode."""
 _MACHINE: Final = (
     r"(vehicle|van|car|truck|bus|robot|machine|device|sensor|station|site|plant|line|building|store|shop|zone|unit)"
     r"(_\w+)?"
 )
-"""Names of columns of what may count its own episodes."""
+"""Names of columns that identify things that may number their own episodes."""
 _ID: Final = r"(^|_)(id|uuid)$"
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
 _MIXED_ROWS: Final = "docs/your-data.md, Mixed rows"
 _RISES: Final = 10
-"""How often a total so far must rise further to be taken for one."""
+"""How often a reward above 0 must rise further to be taken for a running total."""
 _CHANCE: Final = 0.01
-"""How likely flags may be in the last row of each value of a column by chance."""
+"""The probability of a pattern of flags by chance, below which it is taken as evidence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ class ColumnFacts:
     missing: int
     """The number of empty rows."""
     examples: tuple[str, ...]
-    """The first values that are there, as text."""
+    """The first three values that are not missing, as text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +114,9 @@ class Guess:
     """A guess of the ``columns`` of a `Source`."""
 
     columns: Mapping[str, str | tuple[str, ...]]
-    """The table's columns by Etude's names; ``COLUMN`` if none was found for a required one."""
+    """The table's columns by Etude's names; ``COLUMN`` if none was found for a required name."""
     unsure: tuple[str, ...]
-    """What to check; empty if every column is named for what it is."""
+    """What to check, in words; empty if the names of all columns say what they are."""
     found: Mapping[str, ColumnFacts]
     """Facts about each column of the table."""
     rows: int
@@ -132,14 +133,14 @@ class Guess:
 
 
 def guess_columns(data: Any, filesystem: Any = None) -> Guess:
-    """Guess what the columns of a table mean. Check the guess: it is based on names and types only.
+    """Guess what the columns of a table mean. Check the guess: it is based on names and the first 65,536 rows.
 
     Args:
         data: A path, URL, glob, folder, list of them, or a table in memory; see `Source.data`.
         filesystem: The file system of the paths; see `Source.filesystem`.
 
     Raises:
-        DataError: there is no table, it can't be read, or it has no rows or no columns.
+        DataError: there is no table, the table can't be read, or it has no rows or no columns.
     """
     found = groups_of(data, filesystem)
     groups = [group for group in found if group.num_rows]
@@ -176,7 +177,7 @@ def _is_called_id(name: str) -> bool:
 
 
 def _names_of_next(name: str) -> tuple[str, ...]:
-    """Names of a column with the next values of another."""
+    """Names for the column of the next values of the column ``name``."""
     called = _plain_name(name)
     return f"next_{called}", f"{called}_next", f"new_{called}"
 
@@ -217,7 +218,7 @@ class _Guessing:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
-            self._note("no column is called as a reward: only imitation (bc) goes without one")
+            self._note("no column is named like a reward: without one, only imitation (bc) can learn")
         self._end_episodes()
         self._check_mixed(entities)
         self._check_total()
@@ -234,11 +235,11 @@ class _Guessing:
         return ColumnFacts(str(array.type), self._distinct[name], array.null_count, examples)
 
     def _one(self, role: str) -> str | None:
-        """The column that is taken for ``role``, if any."""
+        """The (first) column with this role; None if there is none."""
         return self._taken[role][0] if role in self._taken else None
 
     def _named(self, words: Iterable[str]) -> list[str]:
-        """The columns left that are called so, in the order of ``words``."""
+        """The columns without a role whose names are among ``words``, in the order of ``words``."""
         named = {_plain_name(name): name for name in reversed(self._left)}
         return [named[word] for word in words if word in named]
 
@@ -247,7 +248,7 @@ class _Guessing:
         return any(flag in self._taken for flag in FLAGS)
 
     def _note(self, text: str) -> None:
-        """Name something to check."""
+        """Add something for the user to check."""
         self._unsure.append(text)
 
     def _take(self, role: str, *names: str) -> None:
@@ -263,7 +264,7 @@ class _Guessing:
             if fits is None or fits(self._columns[name]):
                 good.append(name)
             else:
-                self._note(f"`{name}` is called as a {role}, but does not hold {what}")
+                self._note(f"`{name}` is named like a {role}, but does not hold {what}")
         known = {col.LOGP: (PROPENSITY,), DONE: (col.TERMINATED, col.TRUNCATED)}.get(role)
         if known and all(other in self._taken for other in known):
             good = []  # the same information again
@@ -274,7 +275,7 @@ class _Guessing:
             self._note(f"{role} could also be `{'` or `'.join(good[1:])}`")
 
     def _take_time(self) -> None:
-        """Take the only column of times for the step, if none is called so and episodes have an id."""
+        """Use the only column of times as ``t`` if no column is named as ``t`` and there is an episode id."""
         found = [name for name in self._left if table_index.is_time(self._columns[name].type)]
         if len(found) != 1 or self._columns[found[0]].null_count or col.T_INDEX in self._taken:
             return
@@ -284,7 +285,7 @@ class _Guessing:
             self._note(f"`{found[0]}` is the only column of times: rows are put in its order")
 
     def _take_count(self) -> None:
-        """Take what is called an action, but counts the rows of each episode, for the step."""
+        """Use the column named as an action as ``t`` if it counts the rows of each episode."""
         episode, action = self._one(col.EPISODE_ID), self._one(col.ACTION)
         if episode is None or action is None or col.T_INDEX in self._taken:
             return
@@ -293,16 +294,19 @@ class _Guessing:
             return
         goes_on = np.diff(_codes(self._columns[episode])[order]) == 0
         counts = np.asarray(array, np.float64)[order]
-        is_told = goes_on.sum() > 3  # fewer may be choices
+        is_told = goes_on.sum() > 3  # fewer rows may be choices that look like counts
         if is_told and (np.diff(counts)[goes_on] == 1).all() and np.ptp(counts[np.append(True, ~goes_on)]) == 0:
             del self._taken[col.ACTION]
             self._take(col.T_INDEX, action)
             self._note(f"`{action}` counts the rows of each `{episode}`: taken for the step, not the action")
 
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The order of the rows by a column and time, and whether each is the last of its value there.
+        """Sort the rows by a column, then by time.
 
-        A time that occurs twice with a value, as one that starts again in each episode, says nothing of their order.
+        If a time occurs twice with one value of the column, as when it starts again in each episode, time is ignored.
+
+        Returns:
+            The order of the rows; and in this order, whether each row is the last one with its value.
         """
         codes, t = _codes(self._columns[name]), self._times
         order = np.lexsort((codes,)) if t is None else np.lexsort((t, codes))
@@ -313,21 +317,21 @@ class _Guessing:
 
     @functools.cached_property
     def _times(self) -> NDArray[np.int64] | None:
-        """Numbers that sort as the column of times does, if there is one."""
+        """Numbers that sort like the column of ``t``; None if there is no such column."""
         t = self._one(col.T_INDEX)
         return None if t is None else _time_codes(self._columns[t])
 
     def _flags(self) -> list[str]:
-        """The columns of flags that miss no value."""
+        """The flag columns without missing values."""
         found = [name for flag in FLAGS for name in self._taken.get(flag, ()) if name in self._columns]
         return [name for name in found if not self._columns[name].null_count]
 
     def _ends(self) -> NDArray[np.bool_]:
-        """Whether a flag is set in each row."""
+        """Whether any flag is set, bool ``[rows]``."""
         return np.asarray(np.any([_truths(self._columns[name]) for name in self._flags()], axis=0))
 
     def _take_episode(self) -> None:
-        """Take an id whose values nearly all end with a flag, and have it nowhere else, for the episode's."""
+        """Use a column as the episode id if nearly all its values have a flag in their last row and nowhere else."""
         if col.EPISODE_ID in self._taken or not (flags := self._flags()):
             return
         ends = self._ends()
@@ -341,9 +345,9 @@ class _Guessing:
                 return
 
     def _take_person(self) -> None:
-        """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag.
+        """Use a person's id as the episode id if there is none, ids occur several times, and there is a flag.
 
-        Not if rows of a person follow one where a flag is set: an episode can't go on after its end.
+        This is not done if a person has rows after one with a flag, because an episode can't continue after its end.
         """
         person = next((name for name in self._named(PEOPLE) if _is_key(self._columns[name])), None)
         if person is None or col.EPISODE_ID in self._taken or self._distinct[person] in (None, self._rows):
@@ -353,14 +357,17 @@ class _Guessing:
             self._note(f"the rows of each `{person}` are taken for an episode")
 
     def _has_several(self, name: str) -> bool:
-        """Whether a value of a column has several episodes: rows after one where a flag is set."""
+        """Whether any value of a column has several episodes: it has rows after one where a flag is set."""
         order, is_last = self._by_episode(name)
         return bool((self._ends()[order] & ~is_last).any())
 
     # -- mixed rows ---------------------------------------------------------------------------------------------
 
     def _entities(self) -> list[str]:
-        """The columns that may say whose a row is, such as a machine's: of people, ids, texts, then whole numbers."""
+        """The columns that may identify the machine or person that a row belongs to, the likeliest ones first.
+
+        These are columns named after people, then ids, texts and whole numbers.
+        """
         ranks: dict[str, int] = {}
         texts = [n for n in self._taken.get(col.OBS, ()) if is_text(self._columns[n].type)]
         for name in [*self._left, *texts]:
@@ -378,11 +385,11 @@ class _Guessing:
         return sorted(ranks, key=lambda name: ranks[name])
 
     def _is_named(self, name: str) -> bool:
-        """Whether a column holds texts, or is called an id."""
+        """Whether a column holds text, or has the name of an id."""
         return bool(is_text(self._columns[name].type) or re.search(_ID, _plain_name(name)) or _is_person(name))
 
     def _check_mixed(self, entities: Sequence[str]) -> None:
-        """Say that a flag alone tells episodes apart, and whose rows are mixed, or may be."""
+        """Note if only a flag separates episodes, and rows of different machines or people are or may be mixed."""
         flags, stand_alone = self._flags(), col.NEXT_OBS in self._taken and col.T_INDEX not in self._taken
         if col.EPISODE_ID in self._taken or stand_alone or not flags:
             return
@@ -404,7 +411,7 @@ class _Guessing:
         self._note(f"{alone}: if rows of {whose} are mixed, {how}")
 
     def _changes_between(self, name: str, ends: NDArray[np.bool_]) -> bool:
-        """Whether a column changes where no episode ends, in the order of the rows."""
+        """Whether a column changes between two adjacent rows where no episode ends."""
         codes = _codes(self._columns[name])
         return bool(((codes[1:] != codes[:-1]) & ~ends[:-1]).any())
 
@@ -417,7 +424,7 @@ class _Guessing:
         return bool(is_whole and ends[order][is_last].all() and by_chance < _CHANCE)
 
     def _take_ends(self) -> None:
-        """Take a flag that is set in the last row of each episode, and nowhere else, for its end, if none is named."""
+        """Use a flag that is set in the last row of each episode, and nowhere else, as ``done`` if none is named."""
         episode = self._one(col.EPISODE_ID)
         if episode is None or self._has_flag or self._distinct[episode] is None:
             return
@@ -427,7 +434,7 @@ class _Guessing:
             if array.null_count or self._distinct[name] != 2 or not _is_flag(array):
                 continue
             flags = _truths(array)[order]
-            # Where rows were not read, what is the last row of an episode here may not be its last.
+            # If not all rows were read, the last row of an episode here may not be its real last row.
             is_set = 2 * flags.sum() >= is_last.sum() if self._rows < self._all_rows else (flags >= is_last).all()
             if is_set and (flags <= is_last).all():
                 self._take(DONE, name)
@@ -441,10 +448,10 @@ class _Guessing:
         few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
-        self._note(f"no column is called as an action: {why}")
+        self._note(f"no column is named like an action: {why}")
 
     def _check_total(self) -> None:
-        """Say so if the rewards look like a score so far: in no episode do they fall, but they often rise further."""
+        """Note if the rewards look like a running total: they never fall within an episode, but often rise."""
         episode, reward = self._one(col.EPISODE_ID), self._one(col.REWARD)
         if episode is None or reward is None or episode not in self._columns or self._columns[reward].null_count:
             return
@@ -458,14 +465,14 @@ class _Guessing:
             )
 
     def _check_values(self) -> None:
-        """Say which of the columns taken hold values that are an error."""
+        """Note which columns with a role hold values that are an error."""
         for role, name in [(role, name) for role, own in self._taken.items() for name in own if name in self._columns]:
             array = self._columns[name]
             if role == PROPENSITY and (zeros := pc.sum(pc.equal(array, 0)).as_py()):
                 self._note(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
             if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
                 rows = f"{missing:,} row{'s' * (missing > 1)}"
-                how = " (--on-bad repair)" * pa.types.is_floating(array.type)  # others can't be read with gaps
+                how = " (--on-bad repair)" * pa.types.is_floating(array.type)  # only floats can be read with gaps
                 self._note(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")
             if not is_text(array.type):
                 continue
@@ -499,7 +506,7 @@ class _Guessing:
             self._note(f"left out of obs, {why}: {', '.join(self._left)}")
 
     def _parts(self, pattern: str) -> list[str]:
-        """The columns left whose names are those of parts of a vector."""
+        """The columns without a role whose names are those of parts of a vector."""
         named = (name for name in self._left if re.fullmatch(pattern, _plain_name(name)))
         return [name for name in named if self._can_be_observed(name, is_named=True)]
 
@@ -548,7 +555,7 @@ class _Guessing:
     def _check_time(self, episode: str, t: str | None) -> None:
         if t is None:
             if self._distinct[episode] != self._rows:
-                self._note("no column is called as a step or a time: rows are taken as they stand")
+                self._note("no column is named like a step or a time: rows are taken as they stand")
             return
         tracks = [name for name in (episode, self._one(col.AGENT_ID)) if name is not None]
         self._check_uneven(tracks, t)
@@ -564,7 +571,7 @@ class _Guessing:
         self._note(f"{several}: a step would be there twice")
 
     def _check_counted(self, episode: str) -> None:
-        """Say that a machine may be a part of an episode's id that is a count, such as of the trips of a van."""
+        """Note if the episode id is a number, and each machine may have its own, such as the trips of a van."""
         if not pa.types.is_integer(self._columns[episode].type):
             return
         codes = _codes(self._columns[episode])
@@ -578,19 +585,19 @@ class _Guessing:
                 return
 
     def _are_repeated(self, names: Sequence[str]) -> bool:
-        """Whether several rows have the same values of columns."""
+        """Whether several rows have the same values in all of these columns."""
         return self._num_different(names) < self._rows
 
     def _num_different(self, names: Sequence[str]) -> int:
-        """The number of different values of columns together."""
+        """The number of different combinations of values in these columns."""
         table = pa.table({name: self._columns[name] for name in names})
         return int(table.group_by(list(names)).aggregate([]).num_rows)
 
     def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
-        """Leave out ``t`` if most of its rises are of several steps, as of a time.
+        """Leave out ``t`` if most of its increases are larger than one step, as those of a time.
 
-        In a shuffled table, the first rows miss most steps of an episode: only a range of ``t`` that all rows
-        together can't fill is then that of a time.
+        In a shuffled table, the first rows lack most steps of an episode. Then ``t`` is kept, with a note if its range
+        has more steps than the whole table has rows.
         """
         array = self._columns[t]
         if not table_index.can_be_times(array.type) or array.null_count or table_index.are_times([array]):
@@ -615,16 +622,16 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def _codes(array: pa.Array) -> NDArray[np.int64]:
-    """Numbers that sort as the values of a column do."""
+    """Numbers that sort like the values of a column."""
     return np.asarray(pc.rank(array, tiebreaker="dense"), np.int64)
 
 
 def _time_codes(array: pa.Array) -> NDArray[np.int64]:
-    """Numbers that sort as the steps or times of a column do."""
+    """Numbers that sort like the steps or times of a column."""
     try:
         order = (*table_index.date_orders(array), None)[0] if is_text(array.type) else None
         return _codes(table_index.times(array, str, "", order) if is_text(array.type) else array)
-    except DataError:  # such as of a text that is no time
+    except DataError:  # a text is not a time
         return _codes(array)
 
 
@@ -633,7 +640,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _truths(array: pa.Array) -> NDArray[np.bool_]:
-    """The values of a flag without missing ones."""
+    """The values of a flag that has no missing ones."""
     return np.asarray(table_index.truths(array) if is_text(array.type) else array.cast(pa.bool_()))
 
 

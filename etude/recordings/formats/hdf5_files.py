@@ -2,7 +2,7 @@
 """Read HDF5 files safely: only plain numbers stored in the file itself, with sizes checked before allocating memory.
 
 An HDF5 file may point to other files (external links, external and virtual storage), and may claim datasets far larger
-than itself; both are refused. Nothing in HDF5 that h5py reads as a number runs code.
+than itself; both are refused. Reading numbers with h5py runs no code from the file.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ class Opener:
     def __init__(self, path: AnyPath) -> None:
         self._path = path
         self._h5py = h5py_module()
-        self._known: list[tuple[Any, np.dtype[Any], bool]] = []  # and whether its bytes are NumPy's
+        self._known: list[tuple[Any, np.dtype[Any], bool]] = []  # HDF5 type, dtype, and whether its bytes are NumPy's
         self._size = path.stat().st_size
 
     def __reduce__(self) -> tuple[type["Opener"], tuple[AnyPath]]:
@@ -139,21 +139,21 @@ class Opener:
         return dataset, shape, dtype
 
     def filled(self, parent: Any, name: bytes, out: NDArray[Any], like: int = 0, file: int | None = None) -> int | None:
-        """Read a dataset into ``out`` with as few calls as possible, if it needs no closer look.
+        """Read a simple dataset into ``out`` with as few calls as possible.
 
-        That holds if it is one run of bytes in this file, with as many plain numbers as ``out`` and of a type that fits
-        its dtype. For other datasets, use `dataset` and `read`, which say what is wrong.
+        A dataset is simple if it is one run of bytes in this file, with as many plain numbers as ``out`` and of a type
+        that fits its dtype. For other datasets, use `dataset` and `read`, which say what is wrong.
 
         Args:
             parent: The group that contains it.
             name: Its name there.
             out: Not empty, C-contiguous.
             like: The result for the dataset of that name in another group, whose type is compared first.
-            file: What `descriptor` has returned for the file. Bytes that are numbers of ``out`` as they are, are read
-                from it, in a third of the time.
+            file: The result of `descriptor` for the file. Bytes that need no conversion are read through it, in a third
+                of the time.
 
         Returns:
-            A number for its type; None if nothing was read.
+            The number of its type, for ``like``; None if the dataset was not read.
         """
         h5py = self._h5py
         try:

@@ -20,7 +20,7 @@ MOST_CHOICES: Final = 65_536
 """Integers from 0 to below this number are treated as choices; larger ones as numbers."""
 
 FEW_TEXTS: Final = 16
-"""So many different texts are always read as names."""
+"""Up to this many different texts are always read as names."""
 _WRITTEN: Final = {
     "list": re.compile(r"\[(?=\D*\d)[-+\d.eE,;\s\[\]]*\]"),
     "whole": re.compile(r"[-+]?\d+"),
@@ -35,7 +35,7 @@ Range: TypeAlias = tuple[Any, Any]
 
 
 def fits(own: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether rows of shape ``own`` hold values of shape ``wanted``: flat or not, but with no other order of axes."""
+    """Whether rows of shape ``own`` hold values of shape ``wanted``: they may be flattened, but not transposed."""
     axes, others = (tuple(size for size in shape if size > 1) for shape in (own, wanted))
     return math.prod(own) == math.prod(wanted) and (axes == others or min(len(axes), len(others)) < 2)
 
@@ -49,7 +49,7 @@ def fitting(leaf: Space, found: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Space:
-    """Return ``space`` with the dtypes of its columns, where they differ from the space's.
+    """Return ``space`` with the given dtypes of its columns.
 
     Raises:
         DataError: a dtype does not fit the space; the message names the column, but no file.
@@ -102,7 +102,7 @@ def inferred_space(
         DataError: there are no columns; or a text column has more than 65,536 different texts, or holds numbers.
     """
     if not columns:
-        raise DataError(f"`{root}` holds nothing: no numbers are in it")
+        raise DataError(f"`{root}` has no columns")
     if list(columns) != [root]:
         keys = list(dict.fromkeys(name[len(root) + 1 :].split(SEPARATOR)[0] for name in columns))
         inside = {key: {n: c for n, c in columns.items() if col.is_under(n, f"{root}{SEPARATOR}{key}")} for key in keys}
@@ -135,9 +135,10 @@ def inferred_space(
 
 
 def written_numbers(texts: Iterable[str]) -> str | None:
-    """Say in which way different texts are numbers, or lists of them, rather than names; None if they are names.
+    """Describe texts that are numbers, or lists of numbers, rather than names; None if they are names.
 
-    Most of them are numbers, and some have a fraction. Whole numbers may be names, such as codes of products.
+    Texts are numbers if most of them are written as numbers, and some of these have a fraction. Whole numbers alone may
+    be names, such as codes of products.
     """
     kinds: dict[str, list[str]] = {kind: [] for kind in _WRITTEN}
     for text in texts:
@@ -151,7 +152,7 @@ def written_numbers(texts: Iterable[str]) -> str | None:
 
 
 def named(space: Space, root: str, names: Mapping[str, Sequence[str]]) -> Space:
-    """``space`` with names of the numbers in its vectors, by column.
+    """Return ``space`` with names for the numbers in its vectors; ``names`` has them by column.
 
     Raises:
         DataError: a vector has these names already, in another order.
@@ -166,9 +167,9 @@ def named(space: Space, root: str, names: Mapping[str, Sequence[str]]) -> Space:
 
 
 def joint_space(a: Space, b: Space) -> Space | None:
-    """Return the space that `inferred_space` would infer for the data of both ``a`` and ``b``, which it inferred.
+    """Return the space that `inferred_space` would infer from the data behind both ``a`` and ``b``.
 
-    None if they differ in more than the range of their numbers.
+    Both must be results of `inferred_space`. Returns None if they differ in more than the range of their numbers.
     """
     if isinstance(a, spaces.Dict) and isinstance(b, spaces.Dict) and list(a.spaces) == list(b.spaces):
         joint = {key: joint_space(part, b.spaces[key]) for key, part in a.spaces.items()}

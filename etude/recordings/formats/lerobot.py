@@ -52,10 +52,10 @@ _PIXELS: Final = {1: "gray", 3: "rgb24"}
 _LEAST_ROWS: Final = 128
 """The least number of steps in a unit, however large their images are."""
 _MOST_BYTES: Final = 32 << 20
-"""The largest plausible step; larger ones are taken for mistakes."""
+"""The most bytes of one step of a feature; larger features are taken for mistakes and not read."""
 _MOST_FRAMES: Final = 1 << 40
 _SECONDS: Final = 300
-"""Time limit for decoding one video for one unit."""
+"""Time limit in seconds for decoding one video for one unit."""
 
 
 class Feature(NamedTuple):
@@ -143,7 +143,7 @@ class LeRobot(Format):
         return Contents(self.header, list(self._columns), units, self.files, lost)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read the steps of a unit; if something can't be read, whole episodes are left out."""
+        """Read the steps of a unit. With ``problems``, episodes that can't be read are left out as a whole."""
         whole: FrameSpan = unit.data
         try:
             return self._read(whole, columns)
@@ -166,7 +166,7 @@ class LeRobot(Format):
         """Locate a row; rows are counted from 0 in their file."""
         return self._place(unit.data, row) if exp.num_steps == unit.rows else super().place(unit, row, exp)
 
-    # -- what there is ----------------------------------------------------------------------------------------
+    # -- features, episodes and spaces ------------------------------------------------------------------------
 
     def _features_of(self) -> dict[str, Feature]:
         out = {}
@@ -217,7 +217,7 @@ class LeRobot(Format):
         return (names, given) if all(fits) and len(names) == len(found) else ({}, {})
 
     def _episodes_of(self) -> Columns:
-        """The facts about episodes, sorted by episode number: lengths, and where their frames are."""
+        """The metadata of episodes, sorted by episode number: their lengths, and where their frames are."""
         names = [EPISODE, "length"]
         videos = [feature.key for feature in self._columns.values() if feature.kind == "video"]
         names += [f"videos/{key}/{part}" for key in videos for part in ("chunk_index", "file_index", "from_timestamp")]
@@ -309,7 +309,7 @@ class LeRobot(Format):
         known = offsets_of(self.rows)[:-1]
         for file in np.flatnonzero(self.rows).tolist() if self._unread else ():  # files before it may be unreadable
             span = FrameSpan(file, 0, 1)
-            with contextlib.suppress(DataError):  # only units are cut elsewhere then
+            with contextlib.suppress(DataError):  # then units are only cut at other rows
                 known[file] = self._values(self._table(span, [INDEX]), span, _whole_number(INDEX))[0]
         return known
 
@@ -584,12 +584,12 @@ def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
 
 
 def _whole(column: pa.ChunkedArray, name: str, where: str, first: int) -> NDArray[Any]:
-    """A column of a file of ``meta/episodes``, from a row on: integers, except for times."""
+    """Convert a column in ``meta/episodes``, whose first row has index ``first``: to int64, but times to float64."""
     values = numbers(one_array(column), name, lambda row: f"{where}: row {first + row}")
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
     if values.ndim != 1 or (out != values).any():
-        raise DataError(f"{where}: column `{name}` does not hold one number, whole but for times, in each row.")
+        raise DataError(f"{where}: column `{name}` must hold one number in each row: a whole one, except for times.")
     return out
 
 

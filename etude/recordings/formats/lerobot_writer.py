@@ -48,7 +48,7 @@ class LeRobotWriter:
         folder: An existing folder.
         header: The header of the recording; tasks, names and robot of an original LeRobot dataset are kept.
         columns: The step columns, all numeric.
-        fps: Steps per second, from which times are computed; None is that of the original dataset, or 30.
+        fps: Steps per second, from which times are computed; None takes that of the original dataset, or 30.
         name: The task's description if there is neither a task nor an env id.
 
     Raises:
@@ -231,13 +231,13 @@ def _stats_of(values: NDArray[Any], offsets: NDArray[np.int64]) -> _Stats:
     out = {"min": rising[first], "max": rising[bounds[1:] - 1], "mean": mean, "std": std}
     out["count"] = np.diff(offsets)[:, None]
     for name, share in _QUANTILES.items():
-        at = first + np.maximum(np.ceil(share * number[:, 0]).astype(np.int64) - 1, 0)  # an existing number
+        at = first + np.maximum(np.ceil(share * number[:, 0]).astype(np.int64) - 1, 0)  # without interpolation
         out[name] = rising[at].astype(np.float64)
     return out
 
 
 def _image_stats(images: NDArray[np.uint8], offsets: NDArray[np.int64]) -> _Stats:
-    """The statistics of images, between 0 and 1 by channel, from as many pixels as LeRobot uses."""
+    """The statistics of images by channel, scaled to 0 to 1, from as many pixels as LeRobot uses."""
     out = []
     for first, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         count = max(min(100, stop - first), min(int((stop - first) ** 0.75), 10_000))

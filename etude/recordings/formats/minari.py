@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minari datasets (https://minari.farama.org), in its HDF5, Arrow and Parquet layouts.
 
-A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. Actions are what the env received. An
-env's infos at reset belong to no step and are left out: ``info/<name>`` holds those that came with the rewards.
+A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. Actions are those that the env received.
+The infos of a reset belong to no step and are left out: ``info/<name>`` holds those that came with the rewards.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ METADATA: Final = "metadata.json"
 
 
 def read_metadata(path: AnyPath) -> dict[str, Any]:
-    """Read the object in ``metadata.json``."""
+    """Read the object in ``metadata.json``; a DataError if the file can't be read or holds something else."""
     data = read_json(path)
     if not isinstance(data, dict):
         raise DataError(f"{path}: this is a {type(data).__name__}, not the object that Minari writes. Restore it.")
@@ -70,7 +70,7 @@ def space_of(text: Any, where: str) -> Space:
     """Parse a space from Minari's JSON.
 
     Raises:
-        DataError: it does not describe a space, or one that Etude does not support.
+        DataError: it does not describe a space, or describes one that Etude does not support.
     """
     try:
         space = space_from_json(_as_own(loads(text, parse_constant=float) if isinstance(text, str) else text))
@@ -83,7 +83,7 @@ def space_of(text: Any, where: str) -> Space:
 
 
 def _as_own(data: Any) -> dict[str, Any]:
-    """Minari's description of a space as Etude's."""
+    """Convert Minari's description of a space to Etude's."""
     out = {"start": 0, "dtype": "int64", **data}
     if data["type"] == "Box":
         out |= {side: np.asarray(data[side]).reshape(-1).tolist() for side in ("low", "high")}
@@ -218,7 +218,7 @@ class Minari(Format):
         self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta())
 
     def describe(self) -> Contents:
-        """Return the contents: its episodes, sorted by number."""
+        """Return the contents: the episodes, sorted by number."""
         lengths = self.episodes.lengths
         row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in self.columns.values())
         bounds = itertools.pairwise(grouped(lengths, most_rows(row_bytes)).tolist())
@@ -229,7 +229,7 @@ class Minari(Format):
         return Contents(self.header, names, units, self.reader.files(), lost)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read whole episodes."""
+        """Read whole episodes. With ``problems``, those that can't be read are left out."""
         first, stop = unit.data
         try:
             return self._read(first, stop, columns)
@@ -317,7 +317,7 @@ class Minari(Format):
         return dataclasses.replace(found, shape=leaf_shape(leaf), dtype=dtype, more_rows=more_rows)
 
     def _add_infos(self) -> None:
-        """Add the infos that are alike in every episode, as numbers; the others are listed as dropped."""
+        """Add the infos that are numbers of one shape and dtype in every episode; list the others as dropped."""
         (first,) = self.reader.infos(self.episodes.names[:1])
         length, alike, more = int(self.episodes.lengths[0]), dict.fromkeys(first, True), set[tuple[str, ...]]()
         for other in self.reader.infos(self.episodes.names[1:] if first else ()):
@@ -363,5 +363,5 @@ def _leaves(given: Mapping[str, Space]) -> dict[str, Space]:
 
 
 def _form(column: MinariColumn | None) -> Any:
-    """What infos have in common in all episodes."""
+    """What an info must have in common in all episodes: its row shape and dtype."""
     return None if column is None else (column.shape, column.dtype)

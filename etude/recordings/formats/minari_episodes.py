@@ -27,7 +27,7 @@ from etude.recordings.layout import read_json
 from etude.urls import first_line
 
 Path: TypeAlias = tuple[str, ...]
-"""Minari's names of a column and of what it is in: ``("observations", "pos")``."""
+"""The path of a column in an episode, by Minari's names: ``("observations", "pos")``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class MinariColumn:
     """The shape of a row."""
     dtype: np.dtype[Any]
     rows: int
-    """The number of rows that the episode has of it."""
+    """The number of rows in the episode."""
     more_rows: int = 0
-    """How many more rows than steps an episode has of it."""
+    """How many more rows than steps an episode has: 0 or 1."""
     is_image: bool = False
     """Whether the rows are JPEG images."""
 
@@ -60,7 +60,7 @@ class Episodes:
     seeds: list[int | None]
     """The seeds with which the env was reset."""
     problems: list[Problem] = dataclasses.field(default_factory=list)
-    """Problems of the episodes that can't be read, which are not among these."""
+    """Problems of the episodes that can't be read, which are not in ``names``."""
 
 
 E = TypeVar("E")
@@ -75,10 +75,13 @@ def read_all(
     """Read columns of some episodes, concatenated.
 
     Args:
-        episodes: The names of the episodes, and the episodes.
+        episodes: Each episode, after its name.
         lengths: The number of steps of each.
         wanted: The columns.
-        read_one: Fills an array with a column of an episode, given with its name.
+        read_one: Fills an array with a column of an episode; gets the episode, its name, the column and the array.
+
+    Returns:
+        Each column, ``[rows of all episodes, ...]``.
     """
     rows = {key: int(lengths.sum()) + column.more_rows * len(lengths) for key, column in wanted.items()}
     out = {key: np.empty((rows[key], *column.shape), column.dtype) for key, column in wanted.items()}
@@ -199,7 +202,7 @@ class ArrowEpisodes:
             yield found
 
     def columns(self, name: str, paths: Mapping[str, Path], images: Collection[str]) -> dict[str, MinariColumn]:
-        """Return the form of columns in one episode; those of ``images`` are JPEG."""
+        """Return the shapes and dtypes of columns in one episode; those of ``images`` are JPEG."""
         table = self._episode(name)
         return {
             key: MinariColumn(path, (), np.dtype(np.uint8), table.num_rows, is_image=True)
@@ -278,14 +281,14 @@ def _decoding(path: AnyPath) -> Iterator[None]:
 
 FILE = "main_data.hdf5"
 _AT_ONCE: Final = 1000
-"""The most episodes that are looked at before the file is opened anew."""
+"""The most episodes that are read before the file is opened again."""
 
 
 class _OpenEpisode(NamedTuple):
     """An episode in an open file."""
 
     groups: dict[Path, Any]
-    """Its groups by path, as far as they were used."""
+    """The groups that were opened so far, by path."""
     file: int | None
     """The file's descriptor."""
 
@@ -345,7 +348,7 @@ class Hdf5Episodes:
         attribute = h5py.h5a.open(group, name)
         dtype = self._opener.dtype_of(attribute)
         try:
-            is_one = dtype.kind in "iu" and attribute.get_storage_size() == dtype.itemsize  # its shape takes longer
+            is_one = dtype.kind in "iu" and attribute.get_storage_size() == dtype.itemsize  # faster than its shape
         except RuntimeError:  # it is empty
             is_one = False
         value = np.zeros((), np.int64)
@@ -375,7 +378,7 @@ class Hdf5Episodes:
             out[path[1:]] = None
 
     def columns(self, name: str, paths: Mapping[str, Path], images: Collection[str]) -> dict[str, MinariColumn]:
-        """Return the form of columns in one episode; those of ``images`` may be JPEG."""
+        """Return the shapes and dtypes of columns in one episode; those of ``images`` may be JPEG."""
         found = {}
         with opened(self.path) as root:
             episode = _OpenEpisode({(): self._opener.group(root, name, name)}, None)

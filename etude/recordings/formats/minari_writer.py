@@ -109,7 +109,7 @@ class MinariWriter:
         self._steps += exp.num_steps
 
     def _put_number(self, group: Any, name: str, number: float) -> None:
-        """Write an attribute by h5py's lower level, in a tenth of the time."""
+        """Write an attribute through h5py's low-level API, which takes a tenth of the time."""
         value = np.asarray(number)
         kind = self._h5py.h5t.py_create(value.dtype)
         self._h5py.h5a.create(group, name.encode(), kind, self._scalar).write(value)
@@ -156,7 +156,7 @@ class MinariWriter:
 
 
 def _from_reset(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """The infos with a row for the env's reset in front, which Etude does not store."""
+    """Insert a first row for the infos of the env's reset, which Etude does not store."""
     return {name: _from_reset(v) if isinstance(v, Mapping) else _later(v) for name, v in infos.items()}
 
 

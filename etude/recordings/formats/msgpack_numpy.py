@@ -170,13 +170,13 @@ def unpack(data: bytes) -> Any:
 
 
 def decoded(raw: bytes | memoryview) -> Any:
-    """Decode the bytes of a value that a `MsgpackReader` has read, and so found that bytes back every size in it."""
+    """Decode a value that a `MsgpackReader` has read, which checks that no size in it exceeds the bytes."""
     return msgpack.unpackb(raw, raw=False, strict_map_key=False, object_hook=_value_of, ext_hook=_refuse)
 
 
 @contextlib.contextmanager
 def well_formed() -> Iterator[None]:
-    """Raise a DataError if a document that is read inside is invalid."""
+    """Raise a DataError if a document that is read inside the block is invalid."""
     try:
         yield
     except MALFORMED as error:
@@ -231,7 +231,7 @@ class MsgpackReader:
         return decoded(self.raw())
 
     def scalar(self) -> Any:
-        """Read the next value, which is seldom a list or map."""
+        """Read the next value; faster than `value` if it is not a list or map."""
         return self.value() if self.next_is(_NESTED) else self._unpacker.unpack()
 
     def entries(self, template: Template | None = None) -> tuple[Columns | None, Template | None]:
@@ -279,7 +279,7 @@ class MsgpackReader:
 
 
 def _native(values: NDArray[Any], *, plain: bool) -> NDArray[Any]:
-    """Convert to native byte order; plain msgpack integers have no size of their own and become int64."""
+    """Convert to native byte order; plain msgpack integers become int64, or uint64 if they may need it."""
     if plain and values.dtype.kind in "iu":
         return values.astype(np.uint64 if values.dtype.itemsize == 8 and values.dtype.kind == "u" else np.int64)
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

@@ -8,8 +8,8 @@ and refuses everything else by name.
 A `pickle.Unpickler` whose ``find_class`` returns only these functions would be faster but less safe, even behind a list
 of allowed opcodes. It hashes the keys of a dict before they can be checked, and the process crashes if a key is a tuple
 nested a million deep (4 KB in a file). A memo index, or the length of bytes, makes it allocate gigabytes before it
-finds that the data is short. Its BUILD changes attributes of whatever is on its stack. Ruling that out takes the same
-stack again. `pickletools.genops` would list the opcodes, but takes longer than everything else.
+finds that the data is short. Its BUILD changes attributes of whatever is on its stack. Preventing all this takes a
+stack like this one anyway. `pickletools.genops` would list the opcodes, but takes longer than everything else.
 
 Sources: the opcodes are described in Python's ``pickletools``; the frame's layout in
 https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md.
@@ -150,7 +150,7 @@ def _read(data: bytes) -> Any:
                 raise _Refused("the state of an object")
             size += _size(stack[-1])
             if size > _MAX_GROWTH * len(data):
-                raise _Refused("the same bytes many times")
+                raise _Refused("more copies of the same bytes than are allowed")
     (value,) = stack
     return value
 

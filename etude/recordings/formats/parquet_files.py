@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files of other tools: read by row group, and written to folders of files of limited size."""
+"""Read other tools' Parquet files by row group, and write folders of Parquet files of limited size."""
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class DecodedCache(Generic[T]):
     """A cache of expensive values, by key, that keeps the most recently used ones up to a size limit, but at least one.
 
-    If several threads ask for the same key at the same time, one of them makes the value for all. A copy in another
-    process starts empty.
+    If several threads ask for the same key at the same time, one of them makes the value for all. A pickled copy starts
+    empty.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -62,7 +62,7 @@ class DecodedCache(Generic[T]):
 
 
 KEPT_BYTES: Final = 32 * 2**20
-"""Size of the cache of decoded row groups, so that several units in a row group do not decode it each time."""
+"""Size of the cache in bytes. It keeps decoded row groups, so that reading one in several units decodes it once."""
 
 
 class ParquetFiles:
@@ -76,7 +76,7 @@ class ParquetFiles:
         self.paths = list(paths)
         self.metadata = [footers.whole(found) for found in footers.footers(self.paths)]
         self.groups = [(f, g) for f, m in enumerate(self.metadata) for g in range(m.num_row_groups)]
-        """Every row group: the index of its file, and its index in it."""
+        """Every row group: the index of its file, and its index in that file."""
         self.group_rows = [self.metadata[f].row_group(g).num_rows for f, g in self.groups]
         self.file_rows = [sum(m.row_group(g).num_rows for g in range(m.num_row_groups)) for m in self.metadata]
         self._first = np.cumsum([0, *self.file_rows])  # the row in the recording at which each file begins
@@ -125,7 +125,7 @@ class ParquetFiles:
         return Place(f"{file}: row {at}", file, at)
 
     def note(self, kind: str, what: str, group: int, row: int, column: str, count: int = 1) -> Problem:
-        """Return a harmless problem in a row of a row group."""
+        """Return a warning about a row of a row group, as a harmless `Problem`."""
         words, file, at, _ = self.place(group, row)
         return Problem(kind, f"{words}: {what}.", file, at, column, count, True, harmless=True)
 
@@ -146,7 +146,7 @@ class ParquetFiles:
 
 
 class ParquetFolder:
-    """Writes tables with one schema to numbered Parquet files of limited size, as one row group each.
+    """Writes tables with one schema to numbered Parquet files of limited size, each table as one row group.
 
     Args:
         path: Returns the path of a file, given its number, from 0.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What RLlib's formats have in common: names, nested values, copies of rows, and spaces.
+"""Shared code of RLlib's formats: names, nested values, copies of rows, and spaces.
 
-They become Etude's flat columns, with one dtype per column in a recording.
+Nested values become Etude's flat columns, with one dtype per column in a recording.
 """
 
 import base64
@@ -92,7 +92,7 @@ def flat_columns(values: Sequence[Any], space: Space | None, root: str, *, whole
 
 
 def _is_tuple(value: Any) -> bool:
-    """Whether it is a list other than an array: one that contains arrays, scalar arrays or maps."""
+    """Whether a value is a list of parts, not of numbers: it contains arrays, scalar arrays or maps."""
     return isinstance(value, list | tuple) and any(isinstance(v, np.ndarray | np.generic | dict) for v in value)
 
 
@@ -181,8 +181,8 @@ def without_copies(track: Ints, content: NDArray[np.uint64], times: Ints | None 
     Args:
         track: The agent and episode of each row, as a number.
         content: A hash of each row.
-        times: How often each row's episode is stored, if equal rows of it may be different steps: the share is kept
-            that one of these episodes has. By default, equal rows are copies.
+        times: How often each row's episode is stored, if equal rows may also be different steps. Of equal rows, as many
+            are kept as one of the stored episodes has. By default, one is kept.
     """
     order = np.lexsort((content, track))
     is_new = np.append(True, (np.diff(track[order]) != 0) | (content[order][1:] != content[order][:-1]))
@@ -194,8 +194,8 @@ def without_copies(track: Ints, content: NDArray[np.uint64], times: Ints | None 
     return keep
 
 
-def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
-    """Return where a row is not a copy of the same step of a trajectory with the same content: bool ``[rows]``.
+def first_copies(rows: KeyedRows) -> NDArray[np.bool_]:
+    """Return which rows are not copies of an earlier row of the same trajectory and step: bool ``[rows]``.
 
     Rows of the same step with different content are kept: they can't both be right, and the reader of the episodes
     checks for duplicate steps.
@@ -213,7 +213,7 @@ def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
 
 
 def _contents(table: pa.Table) -> Columns:
-    """What distinguishes steps: observations, actions, rewards and flags."""
+    """The columns that distinguish steps: observations, actions, rewards and flags."""
     roots = (col.OBS, col.ACTION, col.REWARD, col.TERMINATED, col.TRUNCATED)
     names = [name for name in table.schema.names if any(col.is_under(name, root) for root in roots)]
     return {name: arrow_numbers(one_array(table[name]), name, str) for name in names}
@@ -287,7 +287,7 @@ def map_of(space: Space) -> dict[str, Any]:
     """Return the map that RLlib writes for a space; the inverse of `space_of`.
 
     Raises:
-        DataError: RLlib has no map for it: a MultiDiscrete whose numbers do not start at 0.
+        DataError: RLlib has no map for it, such as for a MultiDiscrete whose numbers do not start at 0.
     """
     if isinstance(space, spaces.Box):
         low, high = _text_of(space.low), _text_of(space.high)

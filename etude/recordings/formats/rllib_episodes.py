@@ -56,14 +56,16 @@ _PLAIN: Final = (
 
 @dataclasses.dataclass
 class Buffer:
-    """The data of one list of an episode, before flattening."""
+    """One list of an episode, such as its observations, before flattening."""
 
     columns: Mapping[Path, NDArray[Any]] | None = None
     """The entries as columns by path, if their layout is the same."""
     raw: bytes | memoryview = b"\xc0"
     """The undecoded bytes, at first those of None: a list of values, or one value whose arrays are whole columns."""
     finalized: bool = False
+    """Whether the arrays of the data are whole columns, even if the data is a list."""
     lookback: int = 0
+    """The number of entries before ``t_started``."""
 
     @cached_property
     def data(self) -> Any:
@@ -82,7 +84,7 @@ class AgentEpisode:
     spaces: dict[str, bytes] = dataclasses.field(default_factory=dict)
     """The undecoded maps of the spaces, by the names of Etude's columns."""
     env_t: NDArray[np.int64] | None = None
-    """The env's clock at each observation, if several agents act."""
+    """``[observations]``: the env's step at each observation, if several agents act."""
     notes: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     """Harmless oddities of the document: their kind as in `Problem.kind`, and a description."""
 
@@ -196,7 +198,7 @@ class DocumentReader:
 
 
 def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, Any]) -> list[AgentEpisode]:
-    """Complete the agents' episodes with what their common episode says about them.
+    """Complete the agents' episodes with what their multi-agent episode says about them.
 
     Raises:
         DataError: it names an agent whose steps are missing, or is not as RLlib writes it.
@@ -211,7 +213,7 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
     hanging = set().union(*(names for key, names in hung.items() if "_end" in key))
     observed = {str(agent): _own_steps(buffer) for agent, buffer in clocks.items()}
     acted = [agent for agent, steps in observed.items() if steps is not None and len(steps) > 1]
-    # In a chunk, the mapping also names agents that ended earlier; and steps of those that hang are in the next chunk.
+    # In a chunk, the mapping also names agents that ended earlier; the steps of hanging agents are in the next chunk.
     there = {str(agent.plain["agent_id"]) for agent in agents}.union(*hung.values())
     for name in [*acted, *map(str, modules if first == 0 else ())]:
         if name not in there:
@@ -246,7 +248,7 @@ def flat(buffer: Buffer, root: str, space: Space | None) -> Columns:
     Raises:
         DataError: it does not fit its space, or does not hold numbers.
     """
-    if buffer.columns is not None and not buffer.finalized:  # else a Tuple's list of whole columns
+    if buffer.columns is not None and not buffer.finalized:  # if finalized, it is the list of a Tuple's columns
         columns = {"/".join((root, *path)): column for path, column in buffer.columns.items()}
         has_list = any(part.isdigit() for path in buffer.columns for part in path)
         if columns.keys() == leaves(space, root).keys() if space is not None else not has_list:
@@ -336,7 +338,7 @@ def piece_of(episode: AgentEpisode, names: Sequence[str], header: Header, schema
 
 
 def check_clock(episode: AgentEpisode, num: int) -> None:
-    """Raise a DataError if the common episode counts more or fewer of its observations than there are."""
+    """Raise a DataError if the multi-agent episode lists more or fewer observations of the agent than there are."""
     if episode.plain.get("is_whole"):
         told, there = 0 if episode.env_t is None else len(episode.env_t), num + 1
         if told != there and (num or told > 1):
@@ -610,7 +612,7 @@ def _notes(episode: AgentEpisode, piece: Piece | None) -> Iterator[tuple[str, st
         said = str(episode.plain["t"])[:20]
         yield "other_t", f"{who} states that it ends at t {said}, but its steps go from {first} to {last}"
     if episode.plain.get("hanging"):
-        yield "hanging", f"{who} acted at the end and observed nothing more; that is left out"
+        yield "hanging", f"{who} has a last action without a next observation; the action is left out"
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"

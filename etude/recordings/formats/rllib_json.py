@@ -35,10 +35,10 @@ from etude.recordings.formats.rllib_columns import (
     ENDS,
     Ints,
     Schema,
+    first_copies,
     flat_columns,
     numbers,
     own_name,
-    unlike_before,
 )
 from etude.recordings.formats.source import ETUDE, FLAGS, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
@@ -54,7 +54,7 @@ KEYS: Final = ("eps_id", "agent_index", "t")
 SEQUENCES: Final = "seq_lens"
 _OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD}
 _KNOWN: Final = ("type", "count", *KEYS, *ENDS)
-"""What is not a column of a step."""
+"""Keys that are not step columns."""
 
 
 class LineBatch(NamedTuple):
@@ -65,7 +65,7 @@ class LineBatch(NamedTuple):
     """The columns, undecoded."""
     num: int
     terminated: NDArray[np.bool_]
-    """``dones`` count as terminated."""
+    """From the flags of the batch; see `ends_by` for ``dones``."""
     truncated: NDArray[np.bool_]
     episodes: NDArray[np.object_] | None
     """The names in ``eps_id``, if it exists."""
@@ -183,14 +183,14 @@ class Trajectories:
         """The episode, agent and module of each code."""
         self._codes: dict[tuple[str, int, str | None], int] = {}
         self._next = Counter[int]()  # by code, the step after the last rows
-        self._lives = Counter[tuple[str, int, str | None]]()  # how often an id without steps has ended
+        self._lives = Counter[tuple[str, int, str | None]]()  # how often an id without ``t`` has ended
 
     def rows_of(self, batch: LineBatch, place: str) -> tuple[Ints, Ints]:
         """Return the code and step of each row of a batch.
 
         Args:
             batch: The rows.
-            place: A name for rows without an episode id: each stretch up to an end is then an episode of its own.
+            place: Prefix of names for rows without an episode id: each stretch up to a flag is then an episode.
         """
         done, episodes, agents, t = batch.terminated | batch.truncated, batch.episodes, batch.agents, batch.t
         if episodes is None:
@@ -252,8 +252,11 @@ class RLlibJson(TableRows, FileFormat):
         Raises:
             DataError: nothing can be read; the message names the file and the line.
         """
-        origin, make = cache.Origin(self.files, self.name, _VERSION, sorting.VERSION), partial(_convert, self.files)
-        made = cache.Made(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
+        origin, make = (
+            cache.SourceFiles(self.files, self.name, _VERSION, sorting.VERSION),
+            partial(_convert, self.files),
+        )
+        made = cache.CachedFiles(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
         with made.opened(_CONTENTS) as file:
             found = json.loads(file.read())
         header = Header.from_json(found["header"], self.files[0])
@@ -375,8 +378,8 @@ def step_columns(batch: LineBatch, dropped: set[str], *, may_drop: bool = False)
 
     Args:
         batch: The rows.
-        dropped: RLlib's names of columns to leave out; those that no rows are read from are added.
-        may_drop: Also add to them what does not hold numbers, and is not an observation, action or reward.
+        dropped: RLlib's names of columns to leave out; columns that never become step columns are added.
+        may_drop: Also add columns that do not hold numbers, unless they are observations, actions or rewards.
 
     Raises:
         DataError: a column does not hold numbers, or has other rows than the rewards.
@@ -409,7 +412,7 @@ _VERSION: Final = 2
 """Version of the sorted files; changing it invalidates cache entries."""
 _CONTENTS: Final = "contents.json"
 _BATCH_BYTES: Final = 2 * 2**20
-"""The size of rows that are passed on together."""
+"""The approximate size of rows that are passed to sorting together."""
 
 
 def _convert(files: Sequence[AnyPath], folder: Path) -> None:
@@ -422,7 +425,7 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     copies = Counter[int]()  # by line of all files
 
     def kept(rows: sorting.KeyedRows) -> sorting.KeyedRows:
-        keep = unlike_before(rows)
+        keep = first_copies(rows)
         copies.update(np.asarray(rows.table[sorting.ROW])[~keep].tolist())
         return rows if keep.all() else rows.filtered(keep)
 

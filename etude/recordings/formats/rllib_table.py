@@ -118,7 +118,7 @@ def _unpacked(array: pa.Array, decode: Callable[[Any], Any], root: str, place: R
 KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
 REQUIRED: Final = ("obs", "actions", "rewards")
 CONTENT: Final = (*REQUIRED, "new_obs")
-"""What distinguishes steps."""
+"""The columns that distinguish steps."""
 _OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD, "infos": col.INFO}
 REMEDY: Final = "Leave this row out, or write the recording again"
 _SAMPLE_ROWS: Final = 1000
@@ -134,7 +134,7 @@ class Run(NamedTuple):
     done: bool = False
     """Whether the episode ends with the last row."""
     t: int = 0
-    """The step of the first row, if the rows have one."""
+    """The step of the first row; 0 if the table has no ``t``."""
 
     @property
     def num_rows(self) -> int:
@@ -152,11 +152,11 @@ class Trajectory(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """The number of rows, with copies."""
+        """The number of rows, including copies."""
         return sum(run.num_rows for run in self.runs)
 
     def may_have_copies(self, has_t: bool) -> bool:
-        """Whether steps may be stored several times: they overlap; or, without ``t``, rows follow the end."""
+        """Whether steps may be stored several times: runs overlap; or, without ``t``, rows follow the end."""
         if not has_t:
             return any(run.done for run in self.runs[:-1])
         spans = sorted((run.t, run.t + run.num_rows) for run in self.runs)
@@ -170,7 +170,7 @@ class TableUnit(NamedTuple):
     may_have_copies: bool
 
     def runs(self) -> list[tuple[int, Run]]:
-        """The rows in the order of the files, with the index of their trajectory."""
+        """The runs in the order of the files, each after the index of its trajectory."""
         runs = [(i, run) for i, own in enumerate(self.trajectories) for run in own.runs]
         return sorted(runs, key=lambda pair: pair[1])
 
@@ -193,7 +193,7 @@ class RLlibTable(FileFormat):
     """A recording in RLlib's tables.
 
     Raises:
-        DataError: a file is not complete, or lacks a required column, or one that the first file has.
+        DataError: a file is incomplete, or lacks a required column or one that the first file has.
     """
 
     name = "rllib-table"
@@ -293,7 +293,7 @@ class RLlibTable(FileFormat):
         return key_codes(table[name], own, partial(self._row_place, name, group))
 
     def rows(self, runs: Sequence[Run], names: Sequence[str]) -> Columns:
-        """Return columns of the rows of some runs, which are sorted by their places in the files."""
+        """Return columns of the rows of some runs, which must be in the order of the files."""
         pieces: list[Columns] = []
         for group, some in itertools.groupby(runs, key=lambda run: run.group):
             table, own = self.parquet.read(group, sorted(names)), list(some)
@@ -366,7 +366,7 @@ class RLlibTable(FileFormat):
         return self._loaded(unit.data, columns, problems)[0]
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row, by the row count of its file."""
+        """Locate a row by its index in its file."""
         _, kept = self._loaded(unit.data, ())
         return self.parquet.place(*unit.data.at(int(kept[row])))
 
@@ -510,7 +510,7 @@ def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -
         done: Whether the episode ends with this row.
 
     Returns:
-        Chains of row indices. Those that no row leads to come first, in the order of the rows.
+        Chains of row indices. Chains whose first row follows no other row come first, in the order of the rows.
     """
     waiting: dict[bytes, list[int]] = {}
     for row in range(len(obs) - 1, -1, -1):
@@ -534,7 +534,7 @@ def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -
 
 
 def _next(row: int, candidates: list[int], used: NDArray[np.bool_]) -> int | None:
-    """The following row in the file if it fits, else the first unused one of those that fit."""
+    """The next row in the file if it is among ``candidates``, else the first unused candidate; None without one."""
     while candidates and used[candidates[-1]]:
         candidates.pop()
     if not candidates:

@@ -64,7 +64,7 @@ def infos_of(columns: Columns) -> dict[str, Any]:
 def rllib_names(columns: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
     """Return RLlib's path of each column; the inverse of `rllib_columns.own_name`.
 
-    A first part that is ``taken``, or that of another column, gets ``extra_`` in front.
+    A root that is ``taken``, or is also that of another column, gets the prefix ``extra_``.
     """
     roots: dict[str, str] = {}
     out = {}
@@ -85,7 +85,7 @@ def outputs(exp: Experience, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _notes(names: Mapping[str, str]) -> list[str]:
-    """What the columns are called whose names are taken."""
+    """Notes about the columns that are renamed because their names are taken."""
     changed = {name: new for name, new in names.items() if new.startswith(f"{_EXTRA}_") and new != name}
     return [f"column `{name}` is called `{new}`: RLlib has another of its name" for name, new in changed.items()]
 

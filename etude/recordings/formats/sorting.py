@@ -39,7 +39,7 @@ _NO_TRACKS: Final = pa.schema([(name, pa.int64()) for name in _TRACK_COLUMNS]).e
 
 
 class TrackTable:
-    """The tracks (an agent in an episode, as a number) with their numbers of rows and their first and last times."""
+    """The number of rows, first time and last time of each track (an agent in an episode, as a number)."""
 
     def __init__(self) -> None:
         self._merged = _NO_TRACKS
@@ -47,7 +47,7 @@ class TrackTable:
         self._num_added = 0
 
     def add(self, track: Ints, when: Ints) -> None:
-        """Add rows, given the track and the time of each."""
+        """Add rows, given the track and the time of each: int64 ``[rows]``."""
         self._added.append((track, when))
         self._num_added += len(track)
         if self._num_added > max(2**18, self._merged.num_rows):
@@ -81,7 +81,7 @@ class KeyedRows(NamedTuple):
         return KeyedRows(self.track[keep], self.when[keep], self.table.filter(pa.array(keep)))
 
     def in_order(self) -> "KeyedRows":
-        """Return the rows by track and time; equal rows keep their order."""
+        """Return the rows sorted by track and time; equal rows keep their order."""
         order = np.lexsort((self.when, self.track))
         return KeyedRows(self.track[order], self.when[order], self.table.combine_chunks().take(pa.array(order)))
 
@@ -121,7 +121,7 @@ def write_sorted(
         tracks: The tracks of all rows.
         rows: All rows, at least one, with one schema.
         target: The file to create.
-        kept: Selects rows and columns of some sorted rows, which contain all rows of their tracks and times.
+        kept: Filters each part of the sorted rows; rows of one track and time are always in the same part.
     """
     rest = iter(rows)
     head = next(rest)
@@ -188,20 +188,20 @@ def sorted_groups(
 ) -> tuple[list[Group], list[str]]:
     """Sort the rows of a table: a small one in memory, a larger one in the cache.
 
-    Returns the sorted rows, and what ``tracks`` has noted.
+    Returns the sorted rows, and the notes of ``tracks``.
 
     Args:
         groups: The unsorted rows.
         tables: Yields the columns of each group.
-        tracks: Yields the track and the time of each row, group by group. Its argument takes notes about them.
-        made_by: What the sorted table depends on other than the files.
+        tracks: Yields the track and the time of each row, group by group. Its argument is called with each note.
+        made_by: Everything but the files that the sorted table depends on.
     """
     files = list(dict.fromkeys(group.file for group in groups if group.file))
     which = made_by if files else uuid4()  # a table in memory is not found again
-    origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, which)
+    origin = cache.SourceFiles(files, "sorted table", VERSION, pa.__version__, which)
     size = max(origin.size, _KEY_BYTES * sum(group.num_rows for group in groups))
     is_small = size < cache.LEAST_BYTES
-    made = cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
+    made = cache.CachedFiles(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
     with made.opened(_NOTES) as file:
         notes: list[str] = json.loads(file.read())
     return groups_in(made, groups), notes
@@ -235,8 +235,8 @@ def _sort(
     (folder / _NOTES).write_text(json.dumps(list(notes)))
 
 
-def groups_in(made: cache.Made, unsorted: Sequence[Group]) -> list[Group]:
-    """Return the sorted rows in the file `TABLE`, which gives the index of each among those of ``unsorted``."""
+def groups_in(made: cache.CachedFiles, unsorted: Sequence[Group]) -> list[Group]:
+    """Return the sorted rows in the file `TABLE`, whose column `ROW` is the index of each row in ``unsorted``."""
     with made.opened(TABLE) as source:
         reader = pa.ipc.open_file(source)
         sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
@@ -260,5 +260,5 @@ def _origin(
 
 
 def bounds_of(groups: Sequence[Group]) -> Ints:
-    """The index of the first row of each group, and the number of all rows."""
+    """``[groups + 1]``: the index of the first row of each group, and the number of all rows."""
     return np.append(0, np.cumsum([group.num_rows for group in groups])).astype(np.int64)

@@ -25,7 +25,7 @@ LAST_ROW: Final = "last-row"
 MONTH_FIRST: Final = "month-first"
 DAY_FIRST: Final = "day-first"
 DATE_ORDERS: Final = (MONTH_FIRST, DAY_FIRST)
-"""What may stand behind the column of ``t``: the order of the first two numbers in dates such as 1/2/2026."""
+"""Suffixes of the column of ``t``, as in ``date:day-first``: how to read dates such as 1/2/2026."""
 PROPENSITY: Final = "propensity"
 """The probability of the action taken; its logarithm is ``logp``."""
 OUTPUTS: Final = (
@@ -66,7 +66,7 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 """Column names of other tools; the first name that a table has is used."""
 _SUCH: Final = {"obs": ["speed", "angle"], "action": "command"}
 ETUDE: Final = "etude"
-"""The preset for a recording of Etude's that another tool has rewritten: each column is mapped to its own name."""
+"""The preset for an Etude recording that another tool has rewritten: each column is mapped to its own name."""
 
 
 def _arguments_checked(cls: type[C]) -> type[C]:
@@ -101,36 +101,39 @@ class Source:
     """
 
     data: Any
-    """A path, URL, glob, folder, or list of them (Parquet, JSON, CSV or Arrow IPC, by suffix); or a table in memory:
-    pyarrow's, of a library that exports Arrow data (pandas, polars, a Ray dataset), or a dict of arrays
-    ``[rows, ...]``, which without `columns` have Etude's names."""
+    """A path, URL, glob or folder of Parquet, JSON, CSV or Arrow IPC files (by suffix), or a list of these; or a table
+    in memory: a pyarrow table, a table of a library that exports Arrow data (pandas, polars, a Ray dataset), or a dict
+    of arrays ``[rows, ...]``. Without `columns` and `preset`, the keys of a dict are taken as Etude's names."""
     columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
-    """Maps Etude's columns to the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
-    ``truncated``, ``done`` (either end, as in older tools), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
-    ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, as an alternative to ``next_obs``, is
-    the observation after the row, and empty if that is in the next row. Several scalar columns form one vector; if some
-    are text or lists, ``numbers`` is that vector, and each of these is a part of its own. Several columns of
-    ``episode_id``, such as a vehicle's and the number of its trip, form one id. ``state.speed`` is a member of the
-    struct ``state``. The table's other columns keep their names.
+    """Maps Etude's columns to the table's. Etude's columns are ``obs``, ``action``, ``next_obs``, ``reward``,
+    ``terminated``, ``truncated``, ``done`` (either of the two, as in older tools), ``episode_id``, ``t``, ``agent_id``,
+    ``module_id``, ``logp`` and so on; ``obs/camera`` is a part of a nested observation. ``final_obs`` is an alternative
+    to ``next_obs``: the observation after a row, empty where the next row holds it. A list of scalar columns forms one
+    vector. If some columns of a list hold text or lists, each of them is a part of its own, and the others form the
+    vector ``numbers``. A list of columns for ``episode_id``, such as a vehicle and the number of its trip, forms one
+    id. ``state.speed`` is a member of the struct ``state``. The table's other columns keep their names, with the prefix
+    ``extra/`` if Etude uses the name itself.
 
-    ``propensity`` is the probability of the action taken, above 0 and at most 1; ``logp`` is computed from it. Instead
-    of a column, a flag can be ``every-row`` (each row ends its episode, as in a bandit's log) or ``last-row`` (the last
-    row of each episode ends it). ``:month-first`` or ``:day-first`` behind the column of ``t`` says what dates such as
-    1/2/2026 mean."""
+    ``propensity`` is the probability of the action taken, above 0 and at most 1, from which ``logp`` is computed. A
+    flag can be ``every-row`` instead of a column (each row ends its episode, as in a bandit's log), or ``last-row``
+    (the last row of each episode ends it). ``:month-first`` or ``:day-first`` after the name of the column of ``t``
+    says how to read dates such as 1/2/2026."""
     preset: str | None = None
-    """``rllib`` or ``d4rl``: the column names of these tools, for what `columns` does not map. ``etude``: the names of
-    Etude's own recordings, for one that another tool has rewritten: sorted, filtered, or without its metadata."""
+    """Column names to use for what `columns` does not map. ``rllib`` and ``d4rl`` are the names of these tools.
+    ``etude`` is for an Etude recording that another tool has rewritten: sorted, filtered, or stripped of its
+    metadata."""
     obs_space: Space | None = None
-    """None infers it from the values: an unbounded Box, Discrete for scalar integers from 0, NamedDiscrete for text."""
+    """The observation space. None infers it from the values: an unbounded Box, Discrete for scalar integers from 0,
+    NamedDiscrete for text."""
     action_space: Space | None = None
-    """Like `obs_space`."""
+    """The action space. None infers it, as for `obs_space`."""
     env: str | None = None
     """The id of the env, if known."""
     filesystem: Any = dataclasses.field(default=None, repr=False)
     """The pyarrow or fsspec file system of the paths; by default, the URL's, or the local one."""
 
     def __repr__(self) -> str:
-        """Without credentials, which a URL may hold."""
+        """Leave out credentials, which a URL may contain."""
         return short(self, described(self.data), columns=dict(self.columns))
 
     def __post_init__(self) -> None:
@@ -152,7 +155,7 @@ class Source:
 
     @property
     def lacking(self) -> list[str]:
-        """Of observations and actions, those without a space."""
+        """Those of ``obs`` and ``action`` that have no space."""
         return [root for root, space in ((col.OBS, self.obs_space), (col.ACTION, self.action_space)) if space is None]
 
     @property
@@ -162,10 +165,13 @@ class Source:
         return list(dict.fromkeys(without_order(own, ())[0] for own in given))
 
     def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the columns of a table with these ``names``, by Etude's names; of flags also `EVERY_ROW`, `LAST_ROW`.
+        """Return the mapped columns of a table that has the columns ``names``, by Etude's names.
+
+        A flag may have `EVERY_ROW` or `LAST_ROW` in place of a column.
 
         Raises:
-            DataError: a mapped column does not exist, or observations or actions are not mapped.
+            DataError: a mapped column does not exist, observations or actions are not mapped, or both ``propensity``
+                and ``logp`` are.
         """
         out = {name: (own,) if isinstance(own, str) else tuple(own) for name, own in self.columns.items()}
         if col.T_INDEX in out:
@@ -191,14 +197,16 @@ class Source:
 
 
 def without_order(own: str, names: Sequence[str]) -> tuple[str, str | None]:
-    """Split what ``t`` is mapped to into a column and one of `DATE_ORDERS`, None if there is none or a column has the
-    whole name."""
+    """Split the column of ``t`` into its name and a suffix in `DATE_ORDERS`.
+
+    The suffix is None if there is none, or if one of the table's columns ``names`` has the whole name.
+    """
     column, _, order = own.rpartition(":")
     return (column, order) if order in DATE_ORDERS and column and own not in names else (own, None)
 
 
 def spaces_added(data: Any, obs_space: Space | None, action_space: Space | None) -> Any:
-    """Give each `Source` in ``data`` that lacks a space these ones, by which its numbers and names are then read."""
+    """Fill in the spaces of each `Source` in ``data`` that lacks them; its numbers and names are then read by these."""
     if isinstance(data, list | tuple):
         return type(data)(spaces_added(one, obs_space, action_space) for one in data)
     if not isinstance(data, Source):

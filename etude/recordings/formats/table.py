@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables with a row per step: Parquet, JSON, CSV, Arrow, or in memory, with a mapping of their columns."""
+"""Read tables with a row per step (Parquet, JSON, CSV, Arrow, or in memory) by a mapping of their columns."""
 
 import contextlib
 import copy
@@ -52,16 +52,16 @@ _log = logging.getLogger("etude.recordings")
 
 
 CACHE_BYTES: Final = 32 * 2**20
-"""Size of the cache of decoded groups, so that parts of a group, or scattered rows, do not decode it each time."""
+"""Size of the cache in bytes. It keeps decoded groups, so that reading a group in parts decodes it only once."""
 OWN: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT, col.INFO)
 CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
 """Columns in which text becomes numbers with names."""
 _CHECKED: Final = (col.OBS, col.ACTION, col.REWARD, col.NEXT_OBS, col.LOGP)
-"""Columns in which NaN is a fault that is found."""
+"""Columns whose missing values are read as NaN, because NaN in them is reported later."""
 HAS_FINAL: Final = "final_obs in etude"
-"""The column that says in which rows final observations are not empty."""
+"""The column that says which rows have a final observation, bool ``[rows]``."""
 _FEW: Final = 100
-"""Different numbers that may be choices."""
+"""The most different values that a column of choices is expected to have."""
 _ROUNDING: Final = 1e-6
 """How far a float32 probability may exceed 1."""
 
@@ -73,17 +73,25 @@ class ColumnMap:
     mapped: Mapping[str, tuple[str, ...]]
     """The table's columns, by Etude's names."""
     extras: Mapping[str, str]
-    """The table's other columns, by the names they get."""
+    """The table's other columns, by their names in the recording."""
     vectors: frozenset[str] = frozenset()
-    """Names of Etude's columns that are vectors, of however few columns."""
+    """Etude's columns that are vectors, even if they have only one of the table's columns."""
     ends: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Flags that are not columns: `EVERY_ROW` or `LAST_ROW`."""
+    """Flags that have no column, with their value: `EVERY_ROW` or `LAST_ROW`."""
     is_propensity: bool = False
     """Whether the column of ``logp`` holds probabilities."""
 
     @staticmethod
     def of(schema: pa.Schema, mapped: Mapping[str, tuple[str, ...]]) -> "ColumnMap":
-        """Return the plan for a table, from `Source.mapped`; columns that are not ``mapped`` are extras."""
+        """Create the map of a table with the given ``schema``.
+
+        Args:
+            schema: The table's columns; those that are not in ``mapped`` are extras.
+            mapped: The result of `Source.mapped`.
+
+        Raises:
+            DataError: more than one flag is `LAST_ROW`.
+        """
         ends = {name: mapped[name][0] for name in FLAGS if name in mapped and mapped[name][0] not in schema.names}
         if len(both := [name for name, word in ends.items() if word == LAST_ROW]) > 1:
             raise DataError(f"{' and '.join(both)} are both {LAST_ROW}, but an episode ends in one way: leave one out.")
@@ -102,10 +110,10 @@ class ColumnMap:
 def _parts_apart(
     mapped: Mapping[str, tuple[str, ...]], schema: pa.Schema
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Split columns of text or lists off from mappings to several columns, leaving one vector of single numbers; also
-    returns its name.
+    """Make each column of text or lists a part of its own if several columns are mapped to one name.
 
-    Parts of next observations are named like those of observations at the same positions.
+    The other columns stay one vector; the names of these vectors are returned, too. Parts of next observations are
+    named like those of observations at the same positions.
     """
     out: dict[str, tuple[str, ...]] = {}
     vectors: list[str] = []
@@ -126,7 +134,7 @@ def _parts_apart(
 
 
 class TableColumns:
-    """Columns of groups of rows, decoded on demand."""
+    """The columns of a table, decoded group by group on demand."""
 
     def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source) -> None:
         self._groups, self._schema, self._plan = groups, schema, plan
@@ -145,7 +153,7 @@ class TableColumns:
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
         self.warnings: list[Problem] = []
-        """What may be meant otherwise than it is read."""
+        """Warnings that columns may have another meaning than the one that they are read with."""
         for name, own in self._values().items():
             self._found |= self._shapes(name, own)
 
@@ -176,11 +184,11 @@ class TableColumns:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row of all columns in memory."""
+        """The size of one row of all columns in memory, in bytes."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._found.values())
 
     def over(self, groups: Sequence[Group]) -> "TableColumns":
-        """Return the same columns of other groups with the same rows in order; hardly any are read again."""
+        """Return a copy for ``groups`` with the same rows in another order; what was inferred is not read again."""
         other = copy.copy(self)
         other._groups, other._schema, other._kept = groups, groups[0].schema, DecodedCache(CACHE_BYTES // 8)
         return other
@@ -195,8 +203,11 @@ class TableColumns:
         return (self._read(group, names) for group in self._groups)
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
-        """Yield the number of rows of each group and its columns, by Etude's names: unchanged, but times for a ``t``
-        of text or of `are_times`."""
+        """Yield the number of rows of each group, and its columns by Etude's names.
+
+        Columns are unchanged, except that a ``t`` of text, or of numbers that are times, becomes timestamps. A flag
+        without a column is True in every row.
+        """
         columns = {name: self._plan.mapped[name] for name in names if name in self._plan.mapped}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(part for parts in columns.values() for part in parts)))
@@ -208,7 +219,11 @@ class TableColumns:
             yield group.num_rows, {name: found.get(name, always) for name in names}
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
-        """Load columns of one group, by Etude's names."""
+        """Load columns of group ``g`` by Etude's names, ``[rows, ...]`` each.
+
+        Raises:
+            DataError: a column is missing or can't be decoded.
+        """
         finals = col.subtree(self._plan.mapped, col.FINAL_OBS)
         plan = {**self._values(), **finals, **{name: (own,) for name, own in self._plan.extras.items()}}
         out: Columns = {}
@@ -229,7 +244,7 @@ class TableColumns:
         return found, sum(values.nbytes for values in found.values())
 
     def _finals(self, g: int, name: str, own: Sequence[str]) -> Columns:
-        """Final observations, zeros where they are empty; and where they are not, as `HAS_FINAL`."""
+        """The final observations, 0 where they are empty; and as `HAS_FINAL`, where they are not."""
         group = self._groups[g]
         table = self._read(group, own)
         known = np.all([np.asarray(one_array(table[part]).is_valid()) for part in own], axis=0)
@@ -245,11 +260,15 @@ class TableColumns:
             out[rows] = self._as_planned(col.as_obs(name), found[name], place, "`, `".join(own))
         return {name: out, HAS_FINAL: known}
 
-    # -- what there is ----------------------------------------------------------------------------------------
+    # -- shapes, dtypes and spaces ----------------------------------------------------------------------------
 
     def _times(self, source: Source) -> tuple[Callable[[pa.Array, RowPlace], pa.Array] | None, str | None]:
-        """How ``t`` becomes a time, by all of its rows, if it is one as text or numbers; and what comes first in dates:
-        one of `DATE_ORDERS`, or None if nothing says it."""
+        """Decide from all rows of ``t`` whether it holds times as text or as numbers.
+
+        Returns:
+            The function that converts these to timestamps, None if there are none; and the order of day and month in
+            dates, one of `DATE_ORDERS`, None if it is unknown.
+        """
         (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
         if not own or source.preset == ETUDE:
             return None, None
@@ -271,15 +290,14 @@ class TableColumns:
         }
 
     def _shapes(self, name: str, own: Sequence[str]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """The shapes of rows and dtypes of one of Etude's columns, from the first group."""
+        """The row shape and dtype of each part of one of Etude's columns, from the first group."""
         return {path: (values.shape[1:], values.dtype) for path, values in self._raw(0, name, own).items()}
 
     def _unusable(self, name: str, own: str, complete: Callable[[int], Collection[str]]) -> str | None:
-        """Take the shape of an extra; or say why it can't be kept, by all groups, of which ``complete`` says the
-        columns that miss no value.
+        """Find the row shape and dtype of an extra column; returns the reason if it can't be kept.
 
-        Integers and booleans of which some are missing can't be kept, as NaN could not replace them, nor lists of
-        another length.
+        Integers and booleans can't be kept if values are missing, because they can't be NaN; nor can lists of different
+        lengths. ``complete`` returns the columns of a group that have no missing values.
         """
         kind = self._schema.field(own).type
         mapped = (part for parts in self._plan.mapped.values() for part in parts)
@@ -305,7 +323,7 @@ class TableColumns:
         return None
 
     def _widen(self) -> None:
-        """Take wider numbers for observations where those that follow have others: more digits, or fractions."""
+        """Widen the dtype of integer observations if next observations are larger or have fractions."""
         for name in col.under(self._found, col.OBS):
             shape, dtype = self._found[name]
             if dtype.kind in "iu" and self._misfits(name, dtype):
@@ -313,7 +331,7 @@ class TableColumns:
                 self._found[name] = shape, wide
 
     def _misfits(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether numbers that follow an observation, which have another type, do not fit in ``dtype``."""
+        """Whether next or final observations have another type, and numbers that do not fit in ``dtype``."""
         mapped, later = self._plan.mapped, col.moved(name, col.OBS, col.NEXT_OBS)
         if name in mapped:
             after = [part for own in (later, col.moved(name, col.OBS, col.FINAL_OBS)) for part in mapped.get(own, ())]
@@ -366,7 +384,7 @@ class TableColumns:
         return space
 
     def _warn_of_unknown(self) -> None:
-        """Warn of columns that are observed, but not known before the action: the action itself, or the reward."""
+        """Warn if the action or the reward is also mapped as an observation."""
         mapped = {
             root: [part for own in col.subtree(self._plan.mapped, root).values() for part in own]
             for root in (col.OBS, col.ACTION, col.REWARD)
@@ -377,7 +395,7 @@ class TableColumns:
                 self.warn(f"{self._where}: column {what}")
 
     def _warn_of_many_names(self, root: str) -> None:
-        """Warn of text that is different in many rows, which is hardly a choice."""
+        """Warn of text with a different value in many rows, because these are unlikely to be names."""
         rows = sum(group.num_rows for group in self._groups)
         for name, texts in col.subtree(self._texts, root).items():
             if len(texts) > _FEW and 4 * len(texts) > rows:
@@ -388,7 +406,10 @@ class TableColumns:
                 )
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
-        """Warn of whole numbers that may be choices: below 0, large, or of a type of fractions (pandas makes them)."""
+        """Warn of actions that are read as continuous, but are whole numbers and may be choices.
+
+        They are below 0, large, or floats (pandas makes floats of integers if some are missing).
+        """
         (own,) = self._plan.mapped.get(col.ACTION, ("",))
         values = np.unique(self._raw(0, col.ACTION, [own])[col.ACTION]) if own else np.zeros(0)
         values = values[np.isfinite(values)]
@@ -401,10 +422,10 @@ class TableColumns:
             )
 
     def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space.
+        """Whether a column of integers, with its next and final observations, fits in the dtype of its given space.
 
         Raises:
-            DataError: what follows has numbers that neither fit in it nor in the dtype of the column.
+            DataError: next or final observations fit neither in this dtype nor in that of the column.
         """
         found = self._found[name][1]
         if dtype.kind + found.kind not in ("ii", "iu", "ui", "uu") or name not in self._plan.mapped:
@@ -423,7 +444,7 @@ class TableColumns:
         return fits
 
     def _lies_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> str | None:
-        """None if all numbers of these columns are whole and in the range of ``dtype``; else which are not."""
+        """Describe a column with numbers that are not whole or not in the range of ``dtype``; None if there is none."""
         limits = np.iinfo(dtype)
         for group in self._groups if names else ():
             table = self._read(group, names)
@@ -454,13 +475,13 @@ class TableColumns:
         return ranges
 
     def _whole(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """The numbers of a next observation that are there, whole where observations are."""
+        """The values without NaN, as integers, if only missing next observations made them floats; else unchanged."""
         _, dtype = self._found.get(col.as_obs(name), ((), values.dtype))
         is_whole = dtype.kind in "iu" and values.dtype.kind == "f" and values.ndim == 1
         return values[~np.isnan(values)].astype(dtype) if is_whole else values
 
     def _fit(self) -> None:
-        """Make rewards scalar floats, and next observations like observations."""
+        """Give rewards a scalar float dtype, and next observations the shapes and dtypes of observations."""
         if col.REWARD in self._found:
             shape, dtype = self._found[col.REWARD]
             if shape not in ((), (1,)) or dtype.kind == "O":
@@ -501,14 +522,16 @@ class TableColumns:
         return {name: np.stack([found[name] for found in parts], axis=1)}
 
     def _flat(self, table: pa.Table, own: str, name: str, place: RowPlace, *, is_coded: bool) -> Columns:
-        """The numbers of the table's column ``own``, by Etude's names, which start with ``name``; of text, the numbers
-        of its names if ``is_coded``."""
+        """Decode the table's column ``own`` by Etude's names, which start with ``name``.
+
+        With ``is_coded``, text becomes the numbers of its names.
+        """
         array = one_array(table[own])
         if is_coded and is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
             return {name: strings(array, own, place)}  # in a vector, text is an error
         may_be_empty = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
         if may_be_empty and array.null_count and pa.types.is_integer(array.type):
-            with contextlib.suppress(pa.ArrowInvalid):  # more digits than a fraction has: a missing one is an error
+            with contextlib.suppress(pa.ArrowInvalid):  # too large for float64: then a missing value is an error
                 array = array.cast(pa.float64())
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
@@ -526,7 +549,7 @@ class TableColumns:
         return found
 
     def _coded(self, texts: pa.Array, name: str, own: str, place: RowPlace) -> NDArray[Any]:
-        """Convert text to the numbers of its `NamedDiscrete`; zeros while that is not known."""
+        """Convert text to the numbers of its `NamedDiscrete`; zeros while the texts for it are still collected."""
         if name not in self._named:
             self._texts.setdefault(name, set()).update(strings(pc.unique(texts), own, place))
             return np.zeros(len(texts), np.int64)
@@ -541,7 +564,7 @@ class TableColumns:
         return np.asarray(found).astype(space.dtype)
 
     def _as_planned(self, name: str, values: NDArray[Any], place: RowPlace, called: str | None = None) -> NDArray[Any]:
-        """Values in the shape and dtype of one of Etude's columns, which errors call ``called``."""
+        """Convert values to the shape and dtype of one of Etude's columns; ``called`` is its name in errors."""
         if name not in self._found:
             return values  # a member that the first rows lack; it can't be requested
         shape, dtype = self._found[name]
@@ -558,7 +581,7 @@ class TableColumns:
 
 
 def _cast(values: NDArray[Any], dtype: np.dtype[Any], name: str, place: RowPlace) -> NDArray[Any]:
-    """Numbers as another dtype; whole ones must not change."""
+    """Cast numbers to ``dtype``; a DataError if an integer dtype would change a number."""
     with np.errstate(invalid="ignore"):
         out = values.astype(dtype, copy=False)
     if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype, "safe") and (lost := out != values).any():
@@ -576,7 +599,7 @@ def _numbers_in(array: pa.Array) -> pa.Array:
 
 
 def _joined(table: pa.Table, names: Sequence[str], place: RowPlace) -> pa.ChunkedArray:
-    """A column, or several as one of texts such as ``van-3/17``."""
+    """Return a column; several are joined to one of texts such as ``van-3/17``."""
     if len(names) == 1:
         return table[names[0]]
     try:
@@ -615,7 +638,7 @@ class _Common(NamedTuple):
     """The index of the first row of each group, and the number of rows."""
     columns: TableColumns
     after: str | None
-    """What holds the observation after a row, if the table has one: ``next_obs`` or ``final_obs``."""
+    """The column of the observation after a row, ``next_obs`` or ``final_obs``; None if the table has neither."""
 
     @property
     def has_next(self) -> bool:
@@ -623,11 +646,11 @@ class _Common(NamedTuple):
         return self.after == col.NEXT_OBS
 
     def chained(self, keys: Sequence[str]) -> NDArray[np.bool_] | None:
-        """Whether each row goes on where the row before it ended, if next observations are known; else None.
+        """Whether each row's observation is the next observation of the row before it, bool ``[rows]``.
 
-        It matters, and is looked up, only where neither an episode's id nor ``t`` says which rows belong together, but
-        a flag says where episodes end. If fewer than three in four go on, as in a shuffled table, none does; a warning
-        says so.
+        None if next observations are unknown. This is only computed if the only keys are flags; else all are False. If
+        fewer than three in four rows follow the row before, as in a shuffled table, a warning is logged and all are
+        False.
         """
         if not self.has_next:
             return None
@@ -638,13 +661,13 @@ class _Common(NamedTuple):
         last: Columns = {}
         for g, (num, flags) in enumerate(self.columns.keys(keys)):
             ends = np.logical_or(*table_index.ends_of(flags, num, self.groups[g].place))
-            if ends.all() and not last:  # nothing goes on anyway
+            if ends.all() and not last:  # each row ends its episode
                 continue
             found = self.columns.load(g, [*pairs, *pairs.values()])
             rows = {name: np.concatenate([last.get(name, values[:0]), values]) for name, values in found.items()}
             same = np.all([follow(rows[obs], rows[after]) for obs, after in pairs.items()], axis=0)
             goes_on[self.first[g + 1] - len(same) : self.first[g + 1]] = same
-            # Where observations stay as they are, rows out of order follow each other, too.
+            # Equal observations follow each other in any order, so only changes show whether rows are in order.
             is_end = np.append(False, ends[:-1]) if last else ends[:-1]
             changes = ~np.all([follow(rows[obs], rows[obs]) for obs in pairs], axis=0) & ~is_end
             told, right = told + changes.sum(), right + (changes & same).sum()
@@ -673,10 +696,10 @@ class _Common(NamedTuple):
 
 
 class RowsUnit(NamedTuple):
-    """What a unit of a table is read from."""
+    """The data of a unit: some of the table's segments."""
 
     segments: slice
-    """Its segments in ``cuts``."""
+    """The segments of the unit, among those of ``cuts``."""
     cuts: TableIndex
     common: _Common
 
@@ -685,7 +708,7 @@ class TableRows(Format):
     """A format whose units are rows of a table, as `contents_of` describes them."""
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
+        """Read whole segments, or pieces of segments longer than a unit; fails if any row can't be read."""
         own: RowsUnit = unit.data
         which, index, common = own
         start, stop = index.offsets[which.start], index.offsets[which.stop]
@@ -699,7 +722,7 @@ class TableRows(Format):
         final_obs: Columns = {}
         at = start + last
         numbers_after = [found[own][last] for own in after.values() if found[own].dtype.kind == "f"]
-        if common.has_next and numbers_after:  # of an ended episode, they may be empty
+        if common.has_next and numbers_after:  # they may be empty where an episode ended
             is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
             known = goes_on | ~is_empty
         elif after and not common.has_next:
@@ -708,7 +731,7 @@ class TableRows(Format):
             if common.has_next:
                 final = found[after[name]][last]
                 final[~known] = 0
-                if final.dtype.kind == "f" != found[name].dtype.kind:  # of whole numbers, some of which are empty
+                if final.dtype.kind == "f" != found[name].dtype.kind:  # integers that are floats because some are empty
                     gaps = np.isnan(final).reshape(len(last), -1).any(axis=1)
                     if gaps.any():
                         where = common.words(int(at[gaps.argmax()]))
@@ -730,13 +753,13 @@ class TableRows(Format):
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row, by the row count of its file."""
+        """Locate a row by its index in its file."""
         own: RowsUnit = unit.data
         return own.common.place(int(own.cuts.offsets[own.segments.start]) + row)
 
 
 class Table(TableRows):
-    """A table described by a `Source`. Its rows come in order of time, whatever their order in the files."""
+    """A table described by a `Source`. Rows are returned in order of time, whatever their order in the files."""
 
     name: Final = "table"
 
@@ -764,10 +787,10 @@ def _id_columns(mapped: Mapping[str, str | Sequence[str]]) -> list[str]:
 
 
 def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Group], keys: Sequence[str]) -> None:
-    """Warn if most ids of a file are also in the files before it, as where each file counts its episodes.
+    """Warn if most episode ids of a file also occur in earlier files: each file may number its own episodes.
 
-    With times, episodes must also follow each other in each file: else they may go on in the next one. With a counting
-    ``t``, steps that are there twice are an error anyway.
+    If episodes overlap in time within a file, there is no warning, because they may continue in the next file. If ``t``
+    counts steps, there is none either, because repeated steps are an error.
     """
     own: dict[Any, dict[Any, tuple[Any, Any]]] = {}
     for group, (num, found) in zip(groups, columns.keys(keys), strict=True):
@@ -795,7 +818,13 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
 
 
 def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """The schema in which whole numbers are texts if the given space has such names: `1` beside `none` is a name."""
+    """Make integer columns text in the schema if the given space has names that are whole numbers.
+
+    For example, ``1`` may be a name beside ``none``.
+
+    Raises:
+        DataError: such a column holds floats or structs.
+    """
     for root, space in ((col.OBS, source.obs_space), (col.ACTION, source.action_space)):
         found = {} if space is None or source.preset == ETUDE else leaves(space, root)
         for name in [name for name, leaf in found.items() if isinstance(leaf, NamedDiscrete) and leaf.has_numbers]:
@@ -819,13 +848,13 @@ def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str,
 def contents_of(
     source: Source, groups: Sequence[Group], *, is_sorted: bool = False, unread: Sequence[Problem] = ()
 ) -> Contents:
-    """Return the contents of a table, whose rows may be known to be in order; see `Table.describe`.
+    """Return the contents of a table; see `Table.describe`.
 
     Args:
         source: The table.
         groups: Its rows.
-        is_sorted: Whether these are known to be in order.
-        unread: Its files that can't be read.
+        is_sorted: Whether the rows are known to be in order.
+        unread: Problems of its files that can't be read.
     """
     files = list(dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
@@ -836,7 +865,7 @@ def contents_of(
     try:
         names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
         if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
-            names = [name for name in names if name != col.SEGMENT]  # it can be restored
+            names = [name for name in names if name != col.SEGMENT]  # segments are found again from the other keys
         mapped = source.mapped(names)
         used = {name for own in mapped.values() for name in own}
         schema, clashing = table_inputs.joint_schema(groups, _id_columns(mapped), used)
@@ -854,7 +883,7 @@ def contents_of(
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)
     ordered = partial(columns.keys, keys)
-    how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
+    how: dict[str, Any] = {"unit_stride": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
     chained = common.chained(keys)
     index = table_index.index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
@@ -874,8 +903,8 @@ def contents_of(
             f"joined over the missing steps, as no `{col.T_INDEX}` counts them, or seem to end before them. Restore "
             "the files, or leave their episodes out."
         )
-    if source.preset != ETUDE and not unread:  # else, what is missing at the beginning may be lost
-        index = table_index.from_own_first_steps(index)
+    if source.preset != ETUDE and not unread:  # else the first steps may be in a file that can't be read
+        index = table_index.renumber_late_agents(index)
     if source.preset != ETUDE and not index.is_clock and (index.is_mostly_gaps() or index.is_mostly_late()):
         columns.warn(
             f"{where}: `{plan.mapped[col.T_INDEX][0]}` as `{col.T_INDEX}` is the number of the step, and most steps or "
@@ -912,7 +941,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
 
 
 def _rows(common: _Common, start: int, stop: int, names: Sequence[str]) -> Columns:
-    """Columns of some rows, from whichever groups hold them."""
+    """Load columns of the rows ``start:stop``, which may be in several groups."""
     first, last = np.searchsorted(common.first, (start, stop - 1), side="right") - 1
     pieces = []
     for g in range(first, last + 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sort the rows of a table and cut them into segments, from their key columns alone.
+"""Find the order of a table's rows and cut them into segments, from their key columns alone.
 
 The key columns are ids, flags and times, as numbers or as text.
 """
@@ -23,7 +23,7 @@ from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, FLAGS, KEYS,
 Ints = NDArray[np.int64]
 
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
-"""Yields the number of rows and the key columns of one group after another. It may be called many times."""
+"""Yields the number of rows and the key columns of each group. It may be called several times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,30 +31,31 @@ class TableIndex:
     """The segments of a table whose rows are in order of time."""
 
     offsets: Ints
-    """Offsets of segments, as indices of rows; long segments are cut."""
+    """``[segments + 1]``: the bounds of the segments, as indices of rows; long segments are cut."""
     goes_on: NDArray[np.bool_]
     """Whether the next segment continues this one, so that its first observation is this one's final observation."""
     t_start: Ints
+    """The step of each segment's first row in its episode, from 0."""
     ids: Mapping[str, NDArray[np.object_]]
     """The ``episode_id``, ``agent_id`` and ``module_id`` of each segment."""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     parts: Ints
-    """Bounds of parts, as indices of segments."""
+    """``[parts + 1]``: the bounds of the parts, as indices of segments."""
     stride: int
-    """By how much the table's ``t`` increases per step."""
+    """By how much the table's ``t`` increases per step; 1 if it does not count steps."""
     first: int
-    """The table's ``t`` of steps that are numbered 0: the smallest one from 1 to the stride, or 0."""
+    """The value of the table's ``t`` that becomes step 0: the smallest one if it is from 1 to the stride, else 0."""
     is_clock: bool
     """Whether the table's ``t`` holds points in time."""
 
     @property
     def has_next(self) -> NDArray[np.bool_]:
-        """Whether the next segment is of the same agent in the same episode; for all segments but the last."""
+        """Whether the next segment is of the same agent in the same episode, bool ``[segments - 1]``."""
         return _are_alike([names for name, names in self.ids.items() if name != col.MODULE_ID])
 
     def is_mostly_gaps(self) -> bool:
-        """Whether most rows have a larger ``t`` than the step after the row before, of the same agent in an episode."""
+        """Whether steps are missing between most rows and the row before them, of the same agent and episode."""
         is_next = self.has_next
         is_gap = is_next & (self.t_start[1:] > self.t_start[:-1] + np.diff(self.offsets)[:-1])
         return 2 * int(is_gap.sum()) > int(self.offsets[-1] - len(self.t_start) + is_next.sum())
@@ -71,27 +72,32 @@ def index_of(
     chained: NDArray[np.bool_] | None,
     place: Place,
     *,
-    by_one: bool = False,
+    unit_stride: bool = False,
     is_sorted: bool = False,
     most: int = MAX_ROWS,
 ) -> TableIndex | None:
-    """Cut rows into segments, according to those of ``episode_id agent_id module_id t terminated truncated done`` that
-    exist; None if the rows are not in order.
+    """Cut rows into segments by their key columns; returns None if the rows are not in order.
 
-    With ``t``, rows are sorted by it within each agent of each episode; without an episode id, an episode ends where a
-    flag is set or ``t`` does not increase. If its smallest number is 1, it counts from 1. If ``t`` holds points in
-    time, they are only used for sorting: steps are numbered from 0, and rows of the same time get the same number.
-    Without ``t``, rows are in order of time. Without both, rows are in order and flags end episodes; if next
-    observations are known, an episode also ends before a row that is not ``chained`` to it. With ``by_one``, ``t``
-    counts every step from 0: where it increases by more, steps are missing.
+    The keys are those of ``episode_id``, ``agent_id``, ``module_id``, ``t``, ``terminated``, ``truncated`` and ``done``
+    that exist:
 
-    At most the keys of one group are in memory at a time.
+    - With ``t``, rows must be in its order for each agent of an episode. Its stride, the increase per step, is found
+      from all rows. If its smallest value is from 1 to the stride, that value becomes step 0.
+    - If ``t`` holds points in time, it only determines the order: steps are numbered from 0, and rows with the same
+      time get the same number.
+    - Without ``t``, rows are taken to be in order of time.
+    - Without an episode id, an episode ends where a flag is set, or where ``t`` does not increase. Without both, and if
+      next observations are known, it also ends before a row that is not ``chained`` to the row before.
+
+    Only the keys of one group are in memory at a time.
 
     Args:
         groups: See `Groups`.
-        chained: ``[rows]``: whether each row's observation is the next one of the row before it; None: unknown.
+        chained: bool ``[rows]``: whether each row's observation is the next observation of the row before it; None if
+            unknown.
         place: Describes the location of a row, for errors.
-        by_one: See above.
+        unit_stride: Whether ``t`` counts every step from 0, so that steps are missing where it increases by
+            more than 1.
         is_sorted: Whether the rows are known to be in order.
         most: The most rows in a part.
 
@@ -101,7 +107,7 @@ def index_of(
     stride = 0
     while True:
         reader = _KeyReader(chained, place)
-        cut = _Cut(reader, 1 if by_one else stride, by_one=by_one)
+        cut = _Cut(reader, 1 if unit_stride else stride, unit_stride=unit_stride)
         for rows, columns in groups():
             keys = reader.read(rows, columns)
             if not is_sorted and not cut.is_followed_by(keys):
@@ -111,13 +117,13 @@ def index_of(
                 break
         else:
             return cut.index(most)
-        stride = cut.found  # earlier rows showed a larger step of ``t``: start again from the first row
+        stride = cut.found  # the first rows did not show the stride of ``t``: start again
 
 
-def from_own_first_steps(index: TableIndex) -> TableIndex:
-    """Number the steps of agents from 0 where they join an episode whose beginning is stored for another agent.
+def renumber_late_agents(index: TableIndex) -> TableIndex:
+    """Number an agent's steps from 0 if it joins an episode late, and another agent has the episode's first step.
 
-    In such a table, ``t`` counts the steps of the episode.
+    In such a table, ``t`` counts the steps of the episode rather than the agent's.
     """
     if index.is_clock or not {col.EPISODE_ID, col.AGENT_ID} <= index.ids.keys():
         return index
@@ -130,7 +136,7 @@ def from_own_first_steps(index: TableIndex) -> TableIndex:
 
 
 def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
-    """Set ``flag`` at the last row of each agent in each episode, and at copies of it, and end the episode there."""
+    """End each agent's episode at its last row, and at copies of it, by ``flag``, unless the other flag is set."""
     last = index.t_start + np.diff(index.offsets) - 1
     begins = np.append(True, ~index.has_next)
     is_last = last == np.maximum.reduceat(last, np.flatnonzero(begins))[np.cumsum(begins) - 1]
@@ -145,14 +151,18 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
 def tracks_of(
     groups: Groups, chained: NDArray[np.bool_] | None, place: Place, warn: Callable[[str], None]
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
+    """Yield the sort keys of rows that are in any order, int64 ``[rows]`` each, group by group.
+
+    They are the track of each row (an agent in an episode, as a number), and its time. ``warn`` is called with warnings
+    about times that go back.
+    """
     reader, first, midnight = _KeyReader(chained, place), 0, None
     for rows, columns in groups():
         keys = reader.read(rows, columns)
         episode, *agent = _tracks(keys)
         track = episode << 32 | agent[0] if agent else episode
         back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
-        is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # of rows in order otherwise
+        is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # then the other rows are in order
         if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
             midnight = int(back[0])
             warn(f"{place(first + midnight)}: {_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK}")
@@ -169,7 +179,7 @@ _SET_BACK: Final = (
     "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
 )
 _RARE: Final = 20
-"""A time that goes back once in so many rows is one of rows in order."""
+"""If times go back at most once in this many rows, the other rows are taken to be in order."""
 
 
 def _goes_back(track: Ints, t: Ints) -> Ints:
@@ -179,8 +189,8 @@ def _goes_back(track: Ints, t: Ints) -> Ints:
 
 
 Keys: TypeAlias = Mapping[str, NDArray[Any]]
-"""The keys of some rows: codes of the names of episodes, agents and modules, ``t`` as integers, and both flags. What
-the table does not have is missing, except flags."""
+"""The keys of some rows: codes of the names of episodes, agents and modules, ``t`` as integers, and both flags. Keys
+that the table does not have are missing, except flags, which are False."""
 
 
 def _taken(keys: Keys, rows: Any) -> dict[str, NDArray[Any]]:
@@ -188,7 +198,7 @@ def _taken(keys: Keys, rows: Any) -> dict[str, NDArray[Any]]:
 
 
 def _tracks(keys: Keys) -> list[Ints]:
-    """What identifies a track, whose steps follow each other: the episode and the agent."""
+    """The keys that identify a track, which is one agent in one episode."""
     return [keys[name] for name in (col.EPISODE_ID, col.AGENT_ID) if name in keys]
 
 
@@ -203,16 +213,16 @@ class _Cut:
     Args:
         reader: Reads the keys.
         stride: By how much ``t`` increases per step; 0 finds it from the first rows.
-        by_one: Whether ``t`` increases by one, and larger increases mean missing steps.
+        unit_stride: Whether ``t`` increases by one, and larger increases mean missing steps.
     """
 
-    def __init__(self, reader: "_KeyReader", stride: int, *, by_one: bool) -> None:
+    def __init__(self, reader: "_KeyReader", stride: int, *, unit_stride: bool) -> None:
         self.stride, self.found = max(1, stride), stride
-        """`found` is the stride of ``t`` in the rows that were added; 0 if there is none."""
-        self._reader, self._by_one = reader, by_one
+        """`found` is the stride of ``t`` in the rows added so far; 0 if they show none."""
+        self._reader, self._by_one = reader, unit_stride
         self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
-        self._heads: list[Keys] = []  # of the first row of each segment; see `add`
+        self._heads: list[Keys] = []  # keys of the first row of each segment; see `add`
 
     @property
     def is_of_other_stride(self) -> bool:
@@ -220,7 +230,7 @@ class _Cut:
         return self.stride != max(1, self.found)
 
     def is_followed_by(self, keys: Keys) -> bool:
-        """Whether these rows are in order, and come after those before."""
+        """Whether these rows are in order, and come after those added so far."""
         after = self._with_last(keys)
         risen = np.zeros(max(0, len(after[col.TERMINATED]) - 1), bool)  # is a row after the previous one, so far?
         equal = ~risen
@@ -235,14 +245,14 @@ class _Cut:
         return keys if last is None else {n: np.concatenate([last[n], values]) for n, values in keys.items()}
 
     def add(self, keys: Keys) -> None:
-        """Cut some more rows, at least one, which come after those before."""
+        """Cut more rows, at least one, which come after those added so far."""
         num, is_first = len(keys[col.TERMINATED]), self._last is None
         if is_first:
             self._last = _taken(keys, slice(0, 1))
         both = self._with_last(keys)
         same = _are_alike(_tracks(both))
         same[0] &= not is_first
-        head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1 if it is in earlier rows
+        head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1 if the track began in earlier rows
         t, bases = self._steps(keys, both, same, head)
         breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both[col.TERMINATED] | both[col.TRUNCATED])[:-1]
         if col.MODULE_ID in both:
@@ -256,8 +266,11 @@ class _Cut:
         self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
     def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> tuple[Ints, Ints]:
-        """The step of each row: ``t`` if it counts steps, else counted from the first row of its track; and the first
-        ``t`` of its track, or the same again if steps are counted."""
+        """The step of each row, and its base.
+
+        If ``t`` counts steps by a stride, the base is the first ``t`` of the track. Otherwise, the steps are ``t``
+        itself (``unit_stride``) or are counted from the first row of the track, and the base equals the step.
+        """
         before, t = head < 0, keys.get(col.T_INDEX)
         if t is None or self._reader.is_clock:
             counted = np.cumsum(np.ones(len(same), bool) if t is None else np.diff(both[col.T_INDEX]) != 0)
@@ -312,8 +325,8 @@ class _KeyReader:
         self.is_clock = False
         """Whether ``t`` holds points in time."""
         self.is_time_of_day = False
-        """Whether these have no date."""
-        self._episode, self._t, self._done = 0, 0, False  # of the previous row, if episodes have no names
+        """Whether ``t`` holds times of day, without a date."""
+        self._episode, self._t, self._done = 0, 0, False  # of the previous row, if there are no episode ids
 
     def read(self, num: int, columns: Mapping[str, pa.ChunkedArray]) -> Keys:
         """Return the keys of the next ``num`` rows; see `index_of`."""
@@ -336,7 +349,7 @@ class _KeyReader:
         return keys
 
     def names_of(self, name: str, codes: Ints) -> NDArray[np.object_]:
-        """The names that the codes of a key stand for."""
+        """The names of the codes of a key; the codes as text if it has no names."""
         if name not in self._known:
             return codes.astype(str).astype(object)
         return np.array([*self._known[name], None], object)[codes]
@@ -347,8 +360,10 @@ class _KeyReader:
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
 
     def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any], place: Place) -> Ints:
-        """The number of each row's episode, if the table has no episode ids: a new one begins after a flag, where a
-        counting ``t`` or a time of day starts again, and without ``t`` where a row is not chained to that before it.
+        """The number of each row's episode, if the table has no episode ids.
+
+        A new episode begins after a flag, and where a counting ``t`` or a time of day does not increase. Without ``t``,
+        it also begins at a row that is not chained to the row before it.
 
         Raises:
             DataError: nothing tells episodes apart, or times with a date don't rise within one.
@@ -396,18 +411,21 @@ _ISO: Final = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
 WITHOUT_T: Final = f"leave `{col.T_INDEX}` out, if the rows of each episode are in order"
 """Advice where ``t`` does not say the order of steps."""
 UNIX_FROM: Final = 10**8
-"""Whole numbers from here on are Unix times, in whatever unit (in seconds, this is 1973), and not indices of steps."""
+"""Whole numbers from this one on are Unix times in some unit (in seconds, this is 1973), and not indices of steps."""
 
 
 def truths(array: pa.Array) -> pa.Array:
-    """``array`` as booleans: `YES` and `NO` in any case; null where it is neither."""
+    """Convert texts to booleans: `YES` and `NO`, in upper or lower case; null for any other text."""
     found = pc.index_in(pc.utf8_lower(_trimmed(array)), value_set=pa.array([*NO, *YES]))
     return pc.greater_equal(found, len(NO))
 
 
 def date_orders(array: pa.Array) -> tuple[str, ...]:
-    """Those of `DATE_ORDERS` that dates such as 1/2/2026 may have: one if a date has a number above 12, or points,
-    which stand after the day; none if there is no such date."""
+    """Return those of `DATE_ORDERS` that fit the dates of a column, such as 1/2/2026.
+
+    Only one fits if a date has a number above 12, or points (24.11.2026), which put the day first. There is none if the
+    column has no such dates.
+    """
     parts = pc.extract_regex(_trimmed(array), _DATE)
     one, two = (pc.max(pc.cast(pc.struct_field(parts, name), pa.int64())).as_py() for name in ("one", "two"))
     if one is None:
@@ -418,27 +436,28 @@ def date_orders(array: pa.Array) -> tuple[str, ...]:
 
 
 def date_order(arrays: Iterable[pa.Array]) -> str | None:
-    """What comes first in the dates of a column, by the first part of it that shows it; None if none does."""
-    for orders in map(date_orders, arrays):
-        if orders != DATE_ORDERS:
+    """Return the one of `DATE_ORDERS` that fits a column, given in parts; None if both fit or there are no dates."""
+    for array in arrays:
+        orders = date_orders(array)
+        if orders != DATE_ORDERS and array.null_count < len(array):
             return orders[0] if orders else None
     return None
 
 
 def times(array: pa.Array, place: Place, name: str, order: str | None) -> pa.Array:
-    """Convert texts to timestamps in microseconds, without what is finer.
+    """Convert texts to timestamps in microseconds; finer fractions are cut off.
 
-    They are ISO 8601, with zones in all rows or in none, also with slashes in the date; or dates such as 11/24/2026 and
-    24.11.2026, alone or with a time such as 15:15 or 3:15 PM.
+    The texts are in ISO 8601, also with slashes in the date, with a time zone in all rows or in none; or they are dates
+    such as 11/24/2026 and 24.11.2026, alone or with a time such as 15:15 or 3:15 PM.
 
     Args:
-        array: The texts; what is empty stays so.
+        array: The texts; nulls stay nulls.
         place: Describes the location of a row, for errors.
         name: The column's name.
         order: One of `DATE_ORDERS`; None if no date shows it.
 
     Raises:
-        DataError: a text is no time, or could be two; the message names the row.
+        DataError: a text is not a time, or ``order`` is needed but None; the message names the row.
     """
     texts = pc.replace_substring_regex(_trimmed(array), r" ?(UTC|GMT)$", "Z")
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
@@ -474,13 +493,15 @@ def times(array: pa.Array, place: Place, name: str, order: str | None) -> pa.Arr
 
 
 def can_be_times(kind: pa.DataType) -> bool:
-    """Whether numbers of this type can be times; booleans can not."""
+    """Whether numbers of this type can be times: integers, floats and decimals."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def are_times(arrays: Iterable[pa.Array]) -> bool:
-    """Whether the numbers of a column, in parts of one type, are times and not indices of steps: some have a fraction,
-    or all are at least `UNIX_FROM`."""
+    """Whether the numbers of a column are times rather than step indices.
+
+    They are times if some have a fraction, or all are at least `UNIX_FROM`. The column is given in parts of one type.
+    """
     least = math.inf
     for array in arrays:
         values = np.asarray(array.drop_null().cast(pa.float64(), safe=False))
@@ -494,7 +515,7 @@ def are_times(arrays: Iterable[pa.Array]) -> bool:
 
 
 def number_times(array: pa.Array, place: Place) -> pa.Array:
-    """Convert times that are numbers to timestamps that sort alike. Their unit is unknown, so these are no dates.
+    """Convert times that are numbers to timestamps with the same order. Their unit is unknown, so these are no dates.
 
     Raises:
         DataError: one is missing, or not finite; the message names the row.
@@ -504,7 +525,7 @@ def number_times(array: pa.Array, place: Place) -> pa.Array:
         if not (is_there := np.isfinite(values)).all():
             row = int(is_there.argmin())
             raise DataError(f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, which is no time.")
-        bits = (values.astype(np.float64) + 0.0).view(np.int64)  # of positive numbers they sort alike; -0 becomes 0
+        bits = (values.astype(np.float64) + 0.0).view(np.int64)  # bits of positive floats sort alike; -0 becomes 0
         values = np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)
     return pa.array(values.astype(np.int64), pa.timestamp("us"))
 
@@ -514,7 +535,7 @@ def _trimmed(array: pa.Array) -> pa.Array:
 
 
 def _not_iso(texts: pa.Array) -> int:
-    """The first row that is no time where the rows before it are; 0 if only some have a zone."""
+    """The index of the first text that is not an ISO time, if those before it are; else 0."""
     for kind in _ISO:
         for row, text in enumerate(texts):
             try:
@@ -527,7 +548,7 @@ def _not_iso(texts: pa.Array) -> int:
 
 
 def _dates(parts: pa.Array, order: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """datetime64[us] ``[n]``, and whether there is such a time: bool ``[n]``."""
+    """The times in the parts of `_DATE`, datetime64[us] ``[n]``; and whether each exists, bool ``[n]``."""
 
     def numbers(name: str) -> NDArray[np.int64]:
         digits = pc.fill_null(pc.struct_field(parts, name), "0")
@@ -552,18 +573,26 @@ def _dates(parts: pa.Array, order: str) -> tuple[NDArray[Any], NDArray[np.bool_]
 
 
 _BITS: Final = {16: 11, 32: 24, 64: 53}
-"""The bits of whole numbers that floats hold, by the bits of their type."""
+"""The bits of an integer that a float holds exactly, by the number of bits of the float."""
 
 
 def ends_of(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each row terminates its episode, and whether it truncates it."""
+    """Return ``(terminated, truncated)`` from the columns of flags, bool ``[num_rows]`` each; see `ends_by`.
+
+    Raises:
+        DataError: a flag is neither true nor false; the message names the row.
+    """
     return ends_by({n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}, num_rows)
 
 
 def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return ``(terminated, truncated)`` by the flags that exist, of these two and ``done``, which is either one."""
+    """Return ``(terminated, truncated)`` from those of ``terminated``, ``truncated`` and ``done`` that exist.
+
+    A row with ``done`` alone is terminated; but it is truncated if there is a flag ``terminated`` and none
+    ``truncated``.
+    """
     none = np.zeros(num_rows, bool)
     terminated, truncated, done = (flags.get(name, none) for name in FLAGS)
     rest = done & ~terminated & ~truncated
@@ -573,7 +602,11 @@ def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDAr
 
 
 def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
-    """Convert a flag of numbers 0 and 1, booleans, or texts such as yes and no; others are a DataError."""
+    """Convert a flag to bool ``[rows]``: from booleans, the numbers 0 and 1, or texts such as yes and no.
+
+    Raises:
+        DataError: a value is something else, or missing; the message names the row.
+    """
     array = one_array(column)
     found = truths(array) if is_text(array.type) else array
     wrong = np.asarray(pc.and_(found.is_null(), array.is_valid()))  # texts that are neither
@@ -588,12 +621,16 @@ def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDA
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Whether a column holds points in time."""
+    """Whether a type is a timestamp, a date or a time of day."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
 
 
 def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
-    """Convert ``t``: the number of a step, or a point in time as a number."""
+    """Convert ``t`` to int64 ``[rows]``: indices of steps from 0, or times as numbers.
+
+    Raises:
+        DataError: a number is negative, has a fraction or is too large; the message names the row.
+    """
     array = one_array(column)
     if is_time(array.type):
         array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
@@ -611,7 +648,11 @@ def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
 
 
 def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
-    """Convert a key to codes, in order of first appearance, and the texts that they stand for."""
+    """Convert a key to codes ``[rows]``, in order of first appearance, and the text of each code.
+
+    Raises:
+        DataError: an episode id is missing; or the values are not text or numbers, or floats that are not exact.
+    """
     array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)

@@ -17,7 +17,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
-from etude.files import AnyPath, RemotePath, Systems, above_glob, expanded, input_file, relative, shown, visible_files
+from etude.files import AnyPath, RemotePath, Systems, expanded, glob_base, input_file, relative, shown, visible_files
 from etude.recordings import cache, footers
 from etude.recordings.format import Problem, most_rows
 from etude.recordings.formats import text_tables
@@ -53,13 +53,13 @@ class Group:
     load: Callable[[Sequence[str]], pa.Table] | None = None
     """Reads some of the columns; None if the rows can only be located."""
     origin_of: "Callable[[int], tuple[Group, int]] | None" = None
-    """If the rows are sorted: what `origin` returns."""
+    """If the rows are sorted: returns the same as `origin`."""
     complete: Callable[[], Collection[str]] | None = None
-    """The columns that miss no value, also in lists, as the file says; None if it does not say it."""
+    """Returns the columns without missing values, also inside lists, by the file's statistics; None if it has none."""
     values: Mapping[str, str | int | None] = dataclasses.field(default_factory=dict)
-    """Columns with one value for all rows, which names of folders say."""
+    """Columns with one value for all rows, from names of folders such as ``agent_id=a``."""
     members: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    """Columns that are members of a struct: the name of the struct, and those of the members inside each other."""
+    """Columns that are members of structs: the path of each, from the struct's column to the member."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Read some of the columns."""
@@ -98,10 +98,10 @@ def _read_row_group(path: AnyPath, metadata: pq.FileMetaData, index: int, names:
 def read_batch(
     opened: Callable[[], pa.NativeFile], all_names: Sequence[str], index: int, rows: slice, names: Sequence[str]
 ) -> pa.Table:
-    """Rows of a record batch of an Arrow file.
+    """Read columns of some rows of a record batch in an Arrow file.
 
-    With ``all_names``, those of its columns, Arrow loads only ``names``, but copies them; without, it takes what it
-    needs from a mapped file that is not compressed.
+    If ``all_names`` has the names of all columns in the file, Arrow loads only ``names``, but copies them. If it is
+    empty, nothing is copied from a memory-mapped file that is not compressed.
     """
     fields = [all_names.index(name) for name in names] if all_names else []
     with opened() as source:
@@ -137,7 +137,7 @@ def with_members(group: Group, names: Iterable[str]) -> Group:
 
 
 class InFolders(tuple[AnyPath, ...]):
-    """Files below a folder, between which names of folders such as ``agent_id=a`` are columns.
+    """Files below a folder. Names of folders in between, such as ``agent_id=a``, are columns.
 
     Args:
         folder: The folder.
@@ -162,16 +162,16 @@ def groups_of(
     """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
 
     Below a folder, or the fixed part of a glob, names of folders such as ``date=2026-03-01`` are columns too. A column
-    of ``ids`` that is text in one CSV file is text in all of them, so that 007 is nowhere 7.
+    of ``ids`` that is text in one CSV file is text in all of them, so that 007 is never read as 7.
 
-    Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
-    ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
-    memory), or a dict of arrays ``[rows, ...]``.
+    A table is a pyarrow table, one of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and
+    polars, ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded
+    into memory), or a dict of arrays ``[rows, ...]``.
 
-    If ``unread`` is given, files that can't be read are left out and named there.
+    If ``unread`` is given, files that can't be read are skipped, and a `Problem` is added there for each.
 
     Raises:
-        DataError: nothing is there, or it can't be read.
+        DataError: there is no data, or it can't be read.
     """
     if not is_paths(data):
         table = _table(data)
@@ -205,7 +205,7 @@ def groups_of(
     csvs = {k: groups[k][0].schema for k, (_, kind, _) in enumerate(found) if kind == "csv" and groups[k]}
     as_text = {f.name for schema in csvs.values() for f in schema if f.name in ids and pa.types.is_string(f.type)}
     for k, schema in csvs.items():
-        # As times, ids that are different texts could become the same.
+        # Ids are not read as times, because different texts could become the same time.
         others = [
             f.name
             for f in schema
@@ -231,15 +231,15 @@ def _with_types(found: Sequence[Mapping[str, str]]) -> list[dict[str, str | int 
 
 
 def in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
-    """What the names of the folders between ``folder`` and a file say, as Hive, Spark and DuckDB write it."""
+    """Parse the names of the folders between ``folder`` and a file: ``key=value``, as in Hive, Spark and DuckDB."""
     parts = [part.partition("=") for part in relative(file, folder).parts[:-1]]
     return {name: unquote(text) for name, is_equal, text in parts if name and is_equal}
 
 
 def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, str, dict[str, str]]]:
-    """The files with their kinds, and what the names of their folders say."""
+    """Each file with its kind, and the values in the names of its folders."""
     found: list[tuple[AnyPath, str, dict[str, str]]] = []
-    top = above_glob(given, filesystem, known)
+    top = glob_base(given, filesystem, known)
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         inside = visible_files(path) if path.is_dir() else [path] if path.is_file() else []
@@ -261,8 +261,10 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
 
 
 def is_table_by_name(path: AnyPath) -> bool:
-    """Whether a name is that of a CSV or Arrow file, or of a folder with no others; Parquet and JSON may be other
-    things than tables."""
+    """Whether a path is a CSV or Arrow file, or a folder in which all table files are, by their suffixes.
+
+    Parquet and JSON files may be recordings of other formats, rather than tables.
+    """
     files = visible_files(path) if path.is_dir() else [path]
     kinds = {kind for file in files if (kind := _kind_by_name(file)) is not None}
     return bool(kinds) and kinds <= {"csv", "ipc"}
@@ -287,7 +289,7 @@ def _kind(path: AnyPath) -> str | None:
 
 
 def _file_groups(path: AnyPath, kind: str, *, in_memory: bool, texts: Sequence[str] = ()) -> Iterator[Group]:
-    """The rows of a file; of a CSV file, the columns ``texts`` as text, whatever is in them."""
+    """The rows of a file. The columns ``texts`` of a CSV file are read as text, whatever is in them."""
     try:
         if kind == "parquet":
             yield from _parquet_groups(path)
@@ -301,7 +303,7 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool, texts: Sequence[s
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
     """Return the error for bytes that can't be decoded."""
-    remedy = "Mend it, restore it from a copy, or leave it out." if path else "Mend it, or leave it out."
+    remedy = "Repair it, restore it from a copy, or leave it out." if path else "Repair it, or leave it out."
     if isinstance(error, UnicodeDecodeError):
         remedy = "Save it as UTF-8."
     return DataError(f"{path or 'the table'}: can't be read ({first_line(error, None)}). {remedy}")
@@ -327,7 +329,7 @@ def _complete(metadata: pq.FileMetaData, index: int) -> set[str]:
 
 
 def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted: bool = False) -> Iterator[Group]:
-    """The record batches of an Arrow file, in pieces of bounded size: of ``path``, or of what it was converted to."""
+    """The record batches of ``path``, or of the Arrow file it was converted to, in pieces of bounded size."""
     with opened() as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches
@@ -346,19 +348,21 @@ def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted
 def joint_schema(
     groups: Sequence[Group], ids: Sequence[str], needed: Collection[str] | None = None
 ) -> tuple[pa.Schema, list[str]]:
-    """The types that fit all groups. A dictionary in some and plain values in others become plain, times with other
-    zones become UTC, and ``ids`` that are text in some and numbers in others become text.
+    """Return column types that fit all groups.
+
+    If types differ, dictionaries become plain values, times with a time zone become UTC, and ``ids`` that are text in
+    some groups and numbers in others become text.
 
     Args:
         groups: The groups.
         ids: The columns of ids.
-        needed: The columns whose types must go together; None: all.
+        needed: The columns whose types must be compatible; None is all.
 
     Returns:
-        The schema, and the columns that are not in it because their types do not go together.
+        The schema, and the columns that are not in it because their types are incompatible.
 
     Raises:
-        DataError: a needed column is of types that do not go together; the message names a file.
+        DataError: a needed column has incompatible types (the message names a file), or two columns have one name.
     """
     schemas = [group.schema for group in groups]
     for schema in schemas:
@@ -395,7 +399,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def given_twice(file: AnyPath) -> DataError:
-    """The error for a file that is among several files and folders twice."""
+    """Return the error for a file that occurs twice among the given files and folders."""
     return DataError(
         f"{file} was given twice, so its steps would count twice: give each folder and file once, and none that is in "
         "a folder that is given, too."
@@ -403,7 +407,7 @@ def given_twice(file: AnyPath) -> DataError:
 
 
 def no_rows(data: Any, groups: Sequence[Group]) -> DataError:
-    """The error for a table with columns at most."""
+    """Return the error for a table without rows."""
     names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
     only = f"only the names of its columns ({', '.join(names)})" if names else "and no columns"
     return DataError(f"{described(data)}: has no rows, {only}. Was it written to its end? Give a table with rows.")

@@ -27,7 +27,7 @@ from etude.recordings.formats.arrow import check_names, kind_with, plain, withou
 VERSION: Final = 7
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
-"""Lines of JSON with more brackets are checked before Arrow reads them."""
+"""Lines of JSON with more opening brackets are checked before Arrow reads them."""
 _BLOCK: Final = 2**22
 """Bytes that are decoded at a time."""
 _HEAD: Final = 2**16
@@ -48,16 +48,16 @@ def converted(path: AnyPath, kind: str, texts: Sequence[str] = (), *, in_memory:
     Args:
         path: The file.
         kind: One of `CONVERTERS`.
-        texts: Columns of a CSV file that are texts, whatever is in them.
-        in_memory: Read the file at once, and hold what it becomes in memory, unless that is large.
+        texts: Columns of a CSV file to read as text, whatever is in them.
+        in_memory: Convert the file at once, and keep the result in memory, unless it is large.
 
     Returns:
-        Opens the Arrow file; raises a DataError if ``path`` can't be read, or has changed since this call. Can be
-        pickled.
+        A function that opens the Arrow file. It raises a DataError if ``path`` can't be read or has changed since this
+        call, and can be pickled.
     """
-    origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__, *texts)
+    origin = cache.SourceFiles([path], "text table", VERSION, kind, pa.__version__, *texts)
     make = partial(_convert, path, kind, texts, in_memory)
-    return partial(cache.Made(origin, make, in_memory=in_memory).opened, _TABLE)
+    return partial(cache.CachedFiles(origin, make, in_memory=in_memory).opened, _TABLE)
 
 
 def _convert(path: AnyPath, kind: str, texts: Sequence[str], is_small: bool, folder: Path) -> None:
@@ -66,7 +66,7 @@ def _convert(path: AnyPath, kind: str, texts: Sequence[str], is_small: bool, fol
         with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
             convert(_BLOCK)
             return
-    convert(min(max(path.stat().st_size * 20, 2**20), 2**31 - 1))  # whole, what does not work in blocks may work
+    convert(min(max(path.stat().st_size * 20, 2**20), 2**31 - 1))  # what fails in blocks may work as a whole
 
 
 # -- CSV ----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _check_texts(schema: pa.Schema) -> None:
 
 
 def _blanks_as_nulls(table: pa.Table) -> pa.Table:
-    """The table with nulls in place of texts of spaces, nothing or NaN: Arrow reads such cells among texts as texts."""
+    """Replace texts that are blank or NaN by nulls: in a column of text, Arrow reads such cells as text."""
     for i, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
             text = pc.utf8_lower(pc.utf8_trim_whitespace(table.column(i)))
@@ -115,10 +115,11 @@ def _blanks_as_nulls(table: pa.Table) -> pa.Table:
 
 
 def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
-    """How a CSV file is written: how to find its cells, and the decimal point.
+    """Detect how a CSV file is written: how its cells are separated, and its decimal point.
 
-    The separator is what occurs most in the header outside of quotes: a comma, or ``;``, a tab or ``|``. Where it is
-    ``;``, and the first rows have numbers such as 0,5, they have decimal commas; 1,000 alone may be a thousand.
+    The separator is the one of comma, ``;``, tab and ``|`` that occurs most in the header, outside of quotes; in
+    ``.tsv`` files, it is a tab. Numbers have decimal commas if the separator is ``;`` and the first rows have numbers
+    such as 0,5; 1,000 alone may be a thousand.
     """
     with input_stream(path) as file:
         head = file.read(_HEAD).decode("utf-8", "replace").lstrip("\ufeff\r\n")
@@ -178,7 +179,7 @@ def _line_tables(path: AnyPath, size: int, schema: pa.Schema | None) -> Iterator
 
 
 def _json(lines: bytes, schema: pa.Schema | None) -> pa.Table:
-    """Lines of JSON as a table; without a ``schema``, its types are those of JSON, which has texts but no times."""
+    """Read lines of JSON as a table. Without a ``schema``, times stay text, because JSON has no times."""
     options = pa.json.ReadOptions(block_size=len(lines) + 1, use_threads=False)
     table = pa.json.read_json(io.BytesIO(lines), options, pa.json.ParseOptions(explicit_schema=schema))
     if schema is None:
@@ -203,7 +204,7 @@ def _list_tables(path: AnyPath, block: int, schema: pa.Schema | None) -> Iterato
 
 
 def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
-    """Objects as a table with a column for each key that any of them has, or with the columns of a ``schema``."""
+    """Convert objects to a table with a column for each key that any of them has, or for each of ``schema``."""
     names = dict.fromkeys(name for row in rows for name in row) if schema is None else schema.names
     columns = {}
     for name in names:
@@ -247,7 +248,7 @@ def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _check_for_arrow(lines: bytes) -> None:
-    """Raise a RecursionError or ValueError for lines by which Arrow would end the process: nested deep, or a null."""
+    """Raise a RecursionError or ValueError for lines that would crash Arrow: deeply nested ones, and ``null``."""
     if re.match(rb"(?:\xef\xbb\xbf)?\s*null", lines):
         raise ValueError("a line is null, and not an object")
     data = np.frombuffer(lines, np.uint8)
@@ -271,7 +272,7 @@ def _check_lines(path: AnyPath) -> None:
 
 
 def _convert_stream(path: AnyPath, texts: Sequence[str], target: Path, size: int) -> None:
-    """Plain values take the place of dictionaries."""
+    """Dictionary-encoded columns become plain."""
     with input_file(path) as source, pa.ipc.open_stream(source) as reader:
         check_names(reader.schema)
 
@@ -283,7 +284,7 @@ def _convert_stream(path: AnyPath, texts: Sequence[str], target: Path, size: int
         write_batches(target, plain(without_views(reader.schema.empty_table())).schema, tables())
 
 
-# -- both -----------------------------------------------------------------------------------------------------------
+# -- all kinds ------------------------------------------------------------------------------------------------------
 
 
 def _input(path: AnyPath) -> Any:
@@ -296,5 +297,5 @@ CONVERTERS: Final[Mapping[str, Callable[[AnyPath, Sequence[str], Path, int], Non
     "json": _convert_json,
     "stream": _convert_stream,
 }
-"""Write a file of each kind as an Arrow file: its path, the columns that are texts, the target, and bytes to decode
-at a time."""
+"""By kind, functions that convert a file to an Arrow file. Arguments: the file, the columns to read as text, the
+target, and the number of bytes to decode at a time."""

@@ -150,7 +150,7 @@ def test_files_of_json_lines_without_lines(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("\n\n")
     assert Recording.open(Source(tmp_path, MAP)).num_steps == 1
     (tmp_path / "b.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(it is empty\)\. Mend it, restore it"):
+    with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(it is empty\)\. Repair it, restore it"):
         Recording.open(Source(tmp_path, MAP))
 
 

@@ -80,7 +80,7 @@ def test_a_replay_buffer_of_stable_baselines3(kind: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(buffer.final_obs["obs"], whole.final_obs["obs"])
     two = {name: np.concatenate([values, values], 1) for name, values in beside.items()}
     with pytest.raises(
-        DataError, match=r"`rewards` has rows of shape \[2\].* of envs side by side: save a file for each"
+        DataError, match=r"`rewards` has rows of shape \[2\].* one column for each parallel env: save a file for each"
     ):
         opened(tmp_path / "c", kind, two)
 

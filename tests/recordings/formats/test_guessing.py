@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from etude.cli.flags import TableOptions, of_words
+from etude.cli.flags import TableOptions, parse_words
 from etude.errors import DataError
 from etude.recordings import Guess, Recording, Source, guess_columns
 from etude.recordings.formats import guessing
@@ -72,7 +72,7 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "with a count that is called like an action": (
         trips(tick=None, command=None, decision=[0, 1, 2] * 2, route=["go", "stop", "go", "stop", "go", "go"]),
         "obs=speed,load action=route reward=score episode_id=trip t=decision propensity=p terminated=last-row",
-        ["`decision` counts the rows of each `trip`: taken for the step", "no column is called", "obs is", "no column"],
+        ["`decision` counts the rows of each `trip`: taken for the step", "no column is named", "obs is", "no column"],
     ),
     "with a time of the trip": (
         trips(tick=None, begun=[NOON] * 3 + [NOON + datetime.timedelta(days=1)] * 3),
@@ -153,7 +153,7 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "a bandit whose rows have ids": (
         {"session": list("abcdef"), "obs": [[0.0, 1.0]] * 6, "arm": [0, 1, 2, 0, 1, 2], "reward": [0.0, 1.0] * 3},
         "obs=obs action=arm reward=reward episode_id=session terminated=every-row",
-        ["no column is called as a step or a time"][:0],
+        ["no column is named like a step or a time"][:0],
     ),
     "t starts anew": (
         {"t": [0, 1, 0, 1, 2], "obs": [0.5, 1.5, 2.5, 3.5, 4.5], "a": [1, 0, 1, 0, 1], "r": [1.0, 0.0, 1.0, 0.0, 1.0]},
@@ -163,14 +163,14 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "nothing is called so": (
         {"u": [0.5, 1.5, 2.5], "v": [1.5, 2.5, 3.5]},
         "obs=u,v action=COLUMN terminated=every-row",
-        ["no column is called as an action: say which it is", "no column is called as a reward", "each row"],
+        ["no column is named like an action: say which it is", "no column is named like a reward", "each row"],
     ),
     "called so, but other values": (
         trips(p=[0.5, -2.0, 3.0, 0.5, 0.5, 0.5], tick=[-1] * 6),
         "obs=speed,load,p action=command reward=score episode_id=trip terminated=last-row",
         [
-            "`p` is called as a propensity, but does not hold probabilities",
-            "`tick` is called as a t, but does not hold whole numbers",
+            "`p` is named like a propensity, but does not hold probabilities",
+            "`tick` is named like a t, but does not hold whole numbers",
             "rows are taken as they stand",
         ],
     ),
@@ -424,7 +424,7 @@ def test_the_guess_and_what_is_not_sure(kind: str) -> None:
 def test_the_words_can_be_pasted(kind: str) -> None:
     table = pa.table(TABLES[kind][0])
     guess = guess_columns(table)
-    words = of_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
+    words = parse_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
     source = TableOptions(columns=words).described(table)
     assert source.columns == guess.columns
     told = ("two could be", "a few steps are missing", "an uneven count of seconds, out of order")
@@ -465,7 +465,7 @@ def test_neither_rows_nor_their_order_change_it() -> None:
 def test_columns_with_odd_names_are_written_so_that_they_are_read() -> None:
     table = pa.table({"x,y": [0.5, 1.5], "it's": [1.5, 0.5], "action": [0, 1], "reward": [1.0, 0.0], "done": [1, 1]})
     guess = guess_columns(table)
-    words = of_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
+    words = parse_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
     assert TableOptions(columns=words).described(table).columns["obs"] == ("x,y", "it's")
 
 

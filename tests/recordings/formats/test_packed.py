@@ -132,10 +132,10 @@ def test_what_grows_by_being_used_many_times_is_refused():
     encoded = b"h\x01h\x00\x8c\x06latin1\x86R"
     for data, message in (
         (numbers + b"](" + b"h\x00" * many + b"e", "the same tuple twice"),
-        (raw + dtype + frombuffer + b"](" + array * many + b"e", "the same bytes many times"),
+        (raw + dtype + frombuffer + b"](" + array * many + b"e", "more copies of the same bytes"),
         (
             text + b"c_codecs\nencode\nq\x01](" + encoded * many + b"e",
-            "the same bytes many times",
+            "more copies of the same bytes",
         ),
     ):
         with pytest.raises(DataError, match=message):

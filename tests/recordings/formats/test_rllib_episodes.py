@@ -199,7 +199,7 @@ def test_what_hangs_at_the_end_of_a_chunk_is_told(tmp_path):
     document, _, _ = many_agents(_hanging_actions_end={"two": coded(np.int32(1))})
     recording, _ = read(write_items(tmp_path / "a.parquet", [document]))
     (problem,) = recording.validate().problems
-    assert "agent 'two' acted at the end and observed nothing more" in problem.message
+    assert "agent 'two' has a last action without a next observation" in problem.message
 
 
 def test_agents_with_other_spaces_are_refused(tmp_path):

@@ -572,7 +572,7 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
         (
             lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
             "after_end",
-            r"continues at t 3, after its end in .*row 2.* make one of it and the number of the episode .*Mixed rows",
+            r"continues at t 3, after its end in .*row 2.* combine it with the number of the episode .*Mixed rows",
         ),
     ],
 )
@@ -947,7 +947,7 @@ def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"o": 1.0, "a": 0}\n{"o": 1.0, "a": "b"}\n',
-            r"Column\(/a\) changed .* Mend it, restore",
+            r"Column\(/a\) changed .* Repair it, restore",
         ),
         ("a.csv", "o,a\n1,2\n3,4\n5\n", r"a\.csv: can't be read \(.*Row #4: Expected 2 columns, got 1"),
         ("a.json", '[{"o": 1.0, "a"', r"a\.json: can't be read"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command line and a settings file ask for: an algorithm, its settings, and how to run it."""
+"""Read the command line and settings file of commands that train: an algorithm, its settings, and how to run it."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ from etude.errors import SettingsError
 from etude.learners import Schedule
 from etude.presets import find_preset
 from etude.runners import CallbackLike, ModuleOf
-from etude.settings import FloatFrom0, choice, from_dict, merged, placed, settings, typed
+from etude.settings import FloatFrom0, choice, from_dict, merged, nested_by_name, settings, typed
 
 
 @settings
@@ -34,11 +34,11 @@ class RunOptions:
     """When to stop."""
 
     preset: bool = False
-    """Start from the preset for this algorithm and env, and stop where it does: see `etude presets`. A settings file
-    and flags take precedence."""
+    """Start from the preset for this algorithm and env, including its `stop`; see `etude presets`. A settings file and
+    flags take precedence."""
 
     config: str | None = None
-    """A YAML or JSON file with settings by name, and `stop`; flags take precedence."""
+    """A YAML or JSON file with settings by name, which may include `stop`; flags take precedence."""
 
     ray: Ray = Ray()
     """Settings of the ray engine, for `--engine ray`."""
@@ -55,38 +55,41 @@ class RunOptions:
 
 @settings
 class FolderOptions(RunOptions):
-    """What commands take, besides, that leave runs in folders of this machine."""
+    """Options of commands that write runs to folders on this machine."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     out: str | None = None
-    """Where to."""
+    """Folder to write to."""
 
     resume: str | None = None
-    """Go on with what is in this folder."""
+    """Folder of an interrupted run to continue."""
 
     overwrite: bool = False
-    """Replace the runs that are in the folder."""
+    """Replace the runs in the folder."""
 
     log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
-    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
+    """Where to write metrics: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
     def folder(self, name: str, env: Any, *, in_place: str | None = None) -> Path:
-        """Where to: the folder that is asked for, or a new one.
+        """Return the folder to write to: ``out``, else ``resume``, else a new one.
 
         Args:
-            name: What is trained, for the name of a new one.
-            env: The env it is trained on.
-            in_place: What can go on only in the folder where it is, such as ``a sweep``.
+            name: What is trained, for the name of a new folder.
+            env: The env, for the name of a new folder.
+            in_place: What can only be resumed in its own folder, such as ``a sweep``; None: any folder will do.
+
+        Raises:
+            SettingsError: ``in_place`` is given, and ``out`` is another folder than ``resume``.
         """
         out = self.out if self.out is not None else self.resume
         found = run.new_folder(name, env) if out is None else run.folder_of(out)
         if in_place is not None and self.resume is not None and found.resolve() != Path(self.resume).resolve():
-            raise SettingsError(f"{in_place} goes on where it is: give --resume alone, without --out.")
+            raise SettingsError(f"{in_place} can only be resumed in its own folder: give --resume without --out.")
         return found
 
     def of_jobs(self) -> dict[str, Any]:
-        """What these options say of each run, for `seed_jobs`."""
+        """These options as arguments of `seed_jobs`."""
         names = ("stop", "overwrite", "log", "save_interval")
         return {"resume": self.resume is not None} | {name: getattr(self, name) for name in names}
 
@@ -137,7 +140,7 @@ def ask(
         kinds["table"] = flags.TableOptions
     found = flags.parse(kinds, args[1:], prog=f"etude {command} {name}", about=about, converters=CONVERTERS)
     given, asked, table = found[owner], found[command], found.get("table", {})
-    written, stop = written_in(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
+    written, stop = read_settings_file(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
     if typed(kind, {"preset": asked.get("preset", False)}, owner=owner)["preset"]:
         env = given.get("env", written.get("env"))
         if env is None:
@@ -152,7 +155,7 @@ def ask(
         given["data"] = from_dict(flags.TableOptions, table, owner=owner).described(data)
     ray, engine = asked.pop("ray", {}), given.get("engine", written.get("engine", "local"))
     if ray and engine == "local":
-        raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but lives on the local engine: add --engine ray.")
+        raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but uses the local engine: add --engine ray.")
     if ray or engine == "ray":
         before = written.get("engine")
         given["engine"] = merged(before if isinstance(before, Mapping) else {}, ray) or "ray"
@@ -163,14 +166,14 @@ def ask(
 
 
 def saved_in(folder: str | Path, what: str) -> dict[str, Any]:
-    """What a checkpoint says of its run: its ``config``, or how it was ``run``; empty if it does not say that."""
+    """The ``config`` or the ``run`` options that a checkpoint stores; {} if it does not."""
     meta = load_meta(folder)
     saved = meta.get(what) if isinstance(meta, dict) else None
     return saved if isinstance(saved, dict) else {}
 
 
 def _written_as(out: Path, kind: type[FolderOptions]) -> dict[str, Any]:
-    """How the run, or the runs of several seeds, in a folder are written: the options that resuming keeps."""
+    """The stored options of the run in a folder, or of the first of several seeds; resuming keeps them."""
     first = next((path for path in (out, *sorted(out.glob("*-*"))) if (path / MANIFEST).exists()), None)
     known = {field.name for field in dataclasses.fields(kind)}
     saved = saved_in(first, "run") if first is not None else {}
@@ -185,7 +188,7 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
     return config
 
 
-def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_settings_file(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, including the `columns` of a table if given, and its `stop`."""
     found = flags.read(path)
     table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
@@ -193,8 +196,8 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
         stop = found.pop("stop", None) or {}
         if not isinstance(stop, Mapping):
             raise SettingsError(f"{owner}.stop is {stop!r}, but must be as in `stop: {{updates: 1000}}`.")
-        found = placed(config, found, owner)
-        written = [flags.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
+        found = nested_by_name(config, found, owner)
+        written = [flags.convert_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
