@@ -295,6 +295,26 @@ def channels_come_first(leaf: Space) -> bool:
     return middle == last if (first == middle) != (middle == last) else first < last
 
 
+SMALLEST_IMAGE: Final = 5
+"""Pixels per side from which a Box with three axes is an image. Smaller ones are encoded as plain numbers."""
+_MANY_PIXELS: Final = 24  # pixels per side, from which on fully connected layers are much larger than convolutions
+
+
+def is_image(leaf: Space) -> bool:
+    """Whether a simple space is encoded by convolutions: a Box with three axes and at least 5 pixels per side."""
+    if not isinstance(leaf, spaces.Box) or len(leaf.shape) != 3:
+        return False
+    height, width = leaf.shape[1:] if channels_come_first(leaf) else leaf.shape[:2]
+    return min(height, width) >= SMALLEST_IMAGE
+
+
+def has_pixels(leaf: Space) -> bool:
+    """Whether a simple space holds images, also of two or four axes, which convolutions don't encode."""
+    shape = leaf_shape(leaf)
+    is_large = len(shape) in (2, 4) and sorted(shape)[-2] >= _MANY_PIXELS
+    return is_image(leaf) or (is_large and leaf_dtype(leaf) == np.uint8)
+
+
 _CHANNELS_FIRST: Final = "_etude_channels_first"
 
 

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from etude.connectors.connector import Connector, array_column, column
 from etude.errors import DataError, ModuleError
 from etude.experience import Experience, arrays, returns
 from etude.experience.arrays import Array, cast
-from etude.modules.module import Module
 from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Rate, UnitInterval, check_arguments, check_range
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
 
 
 class GAE(Connector):
@@ -40,7 +42,7 @@ class GAE(Connector):
         check_arguments("GAE", gamma=(UnitInterval, gamma), lambda_=(UnitInterval, lambda_))
         self.gamma, self.lambda_ = gamma, lambda_
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Compute the columns for all steps, lookback included.
 
         Raises:
@@ -56,7 +58,7 @@ class GAE(Connector):
         return exp.with_steps(value=value, advantage=advantage, value_target=target)
 
 
-def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -> Array:
+def bootstraps(module: "Module | None", exp: Experience, value: Array, who: str) -> Array:
     """The value after each segment, float32 ``[num_segments]``.
 
     It is 0 if the segment terminated, else the module's value of ``final_obs``; if that is unknown, the value of the
@@ -80,7 +82,7 @@ def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -
     return bootstrap
 
 
-def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | None, who: str) -> Array:
+def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | None, who: str) -> Array:
     """The module's values of the final observations of segments ``ends``, or of all steps' observations if None."""
     if module is None:
         of = "the observations that segments were cut or truncated at"
@@ -103,7 +105,7 @@ class NormalizeAdvantages(Connector):
     needs = ()
     takes_tensors = True
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Normalise with statistics over all steps except lookback, of all learners together, in float64."""
         advantage = array_column(exp, col.ADVANTAGE, "NormalizeAdvantages")
         trained = cast(advantage[exp.trained()], np.float64)
@@ -125,7 +127,7 @@ class LiftAdvantages(Connector):
     needs = ()
     takes_tensors = True
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Shift by the mean over all steps except lookback, of all learners together, computed in float64."""
         advantage = array_column(exp, col.ADVANTAGE, "LiftAdvantages")
         mean, _ = _mean_over(cast(advantage[exp.trained()], np.float64), self.sum_over_learners)
@@ -174,7 +176,7 @@ class AdvantageWeights(Connector):
         if num and math.isfinite(mean_square):  # not finite: the learner skips this batch
             self.mean_square = mean_square
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Compute the weights of all steps, lookback included."""
         advantage = column(exp, col.ADVANTAGE, "AdvantageWeights")
         exponent = advantage * (self.beta / (math.sqrt(self.mean_square or 0.0) + 1e-8))
@@ -237,7 +239,7 @@ class VTrace(Connector):
         check_range("VTrace", c_bar=(c_bar <= rho_bar, f"at most rho_bar, which is {rho_bar}, not {c_bar}"))
         self.gamma, self.rho_bar, self.c_bar, self.lambda_, self.by_target = gamma, rho_bar, c_bar, lambda_, by_target
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Compute the columns for all steps, lookback included.
 
         Raises:

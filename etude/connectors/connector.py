@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -17,9 +17,11 @@ from etude.columns import SEPARATOR, Columns
 from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.experience.arrays import ActionCodes, Array, Index, host, host_columns
-from etude.modules.module import Module
 from etude.settings import warn_of_misspelt
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
 
 
 @dataclasses.dataclass(slots=True)
@@ -177,7 +179,7 @@ class Connector:
         executed instead (``off_policy_action``), and for recordings whose action space is not the module's."""
         return action
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Compute what the module saw, including ``final_obs``, from raw Experience. Rows and segments stay the same.
 
         The first row of a segment is treated as the start of its episode. If it is not, pass `context` rows of
@@ -319,7 +321,7 @@ class ObservationMap(Connector):
     def online(self, inputs: Inputs) -> Inputs:
         return inputs.with_obs(self.map_rows(inputs.obs, len(inputs.slots)))
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         obs, final_obs = (col.subtree(exp.steps, col.OBS), exp.final_obs) if self.takes_tensors else observations(exp)
         return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(final_obs, exp.num_segments))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors that add an episode's history to the observation: the return to go, and the last steps with a mask."""
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -26,9 +26,11 @@ from etude.errors import SettingsError, SpaceError
 from etude.experience import Experience, returns
 from etude.experience.arrays import Array, cast, concat, where_rows
 from etude.experience.experience import without_lookback
-from etude.modules.module import Module
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, map_leaves
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
 
 RETURN_TO_GO: Final = "return_to_go"
 T: Final = "t"
@@ -111,7 +113,7 @@ class ReturnToGo(MemoryConnector):
         left = where_rows(inputs.first, float(target), state[_LEFT] - inputs.prev_reward)
         return inputs.with_obs(self._added(inputs.obs, left)), {_LEFT: left}
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Add the return from each step on; segments for which it is unknown become lookback."""
         reward = column(exp, col.REWARD, "ReturnToGo").astype(np.float64)
         after = np.zeros(exp.num_segments)
@@ -257,7 +259,7 @@ class History(PreviousActions, MemoryConnector):
         after[mask] = out[mask] = concat([where_rows(first, 0, state[mask][:, 1:]), there], 1)
         return inputs.with_obs(out), after
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Gather the windows within segments."""
         obs, final_obs = observations(exp)
         before, last, first = step_before(exp, self._codes.names, "History")

@@ -3,7 +3,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -31,11 +31,22 @@ from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.experience.experience import check_finite
-from etude.modules.module import Module
-from etude.modules.network import has_pixels
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
-from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, map_leaves, with_channels, without
+from etude.spaces import (
+    Space,
+    channels_come_first,
+    has_pixels,
+    leaf_dtype,
+    leaf_shape,
+    leaves,
+    map_leaves,
+    with_channels,
+    without,
+)
 from etude.stateful import Stateful
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,7 +150,7 @@ class FrameStack(MemoryConnector):
         stacks = {n: at.pushed(state[n], inputs.obs[n], inputs.first) for n, at in self._layouts.items()}
         return inputs.with_obs(inputs.obs | stacks), stacks
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Gather the frames within segments."""
         starts, ends = exp.offsets[:-1], exp.offsets[1:]
         obs, final_obs = col.subtree(exp.steps, col.OBS), dict(exp.final_obs)
@@ -333,7 +344,7 @@ class PrevActionReward(PreviousActions):
         """Like `online`, also for tensors; there is no state."""
         return self.online(inputs), state
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Add the previous step to each step, and the last step to ``final_obs``."""
         obs, final_obs = observations(exp)
         before, last, first = step_before(exp, (*self._codes.names, col.REWARD), "PrevActionReward")

@@ -9,10 +9,9 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import torch
 
 from etude import columns as col
 from etude.columns import Columns
@@ -33,10 +32,12 @@ from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevAc
 from etude.connectors.rewards import ClipReward, NormalizeReward
 from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.experience.arrays import Array, host
-from etude.modules.module import Module
+from etude.experience.arrays import Array, host, is_array
 from etude.settings import choice
 from etude.spaces import Space, described_value, leaf_shape, leaves
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
 
 _log = logging.getLogger("etude.connectors")
 
@@ -249,7 +250,7 @@ class Pipeline(Connector):
         """Raise a SpaceError unless columns have these shapes in each row; None: any number of rows."""
         for name, shape in shapes.items():
             found: Any = columns.get(name) if isinstance(columns, Mapping) else None
-            if isinstance(found, np.ndarray | torch.Tensor):
+            if is_array(found):
                 if tuple(found.shape[1:]) == shape and num_rows in (None, len(found)):
                     continue
                 what = f"has the shape {tuple(found.shape)}"
@@ -330,7 +331,7 @@ class Pipeline(Connector):
                 "(online), but not those that it learns from: write its method offline, too."
             )
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         self.check_offline()
         for i, connector in enumerate(self._offline):
             before, exp = exp, connector.offline(exp, module)
@@ -355,7 +356,7 @@ class Pipeline(Connector):
                 self._check_shapes("offline", columns, {n: s for n, s in self._obs_shapes.items() if n in columns})
         return exp
 
-    def update(self, exp: Experience, module: Module | None = None) -> None:
+    def update(self, exp: Experience, module: "Module | None" = None) -> None:
         """Call `update` of each connector that has one, with the output of those before it, as of before their updates.
 
         Args:

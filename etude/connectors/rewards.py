@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors that clip, scale or sum rewards for the learner, and one that adds next observations."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments, returns
 from etude.experience.arrays import Array, Index, clip, library, ranges, where_rows
 from etude.experience.experience import check_finite
-from etude.modules.module import Module
 from etude.settings import FloatAbove0, IntFrom1, UnitInterval, check_arguments, check_range
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
 
 
 class RewardMap(Connector):
@@ -32,7 +34,7 @@ class RewardMap(Connector):
         reward = where_rows(inputs.first, 0.0, self.map_reward(inputs.prev_reward))
         return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Map the column ``reward``."""
         return exp.with_steps(reward=self.map_reward(array_column(exp, col.REWARD, self.name)))
 
@@ -164,7 +166,7 @@ class NStep(Connector):
         check_arguments("NStep", n=(IntFrom1, n), gamma=(UnitInterval, gamma))
         self.n, self.gamma = n, gamma
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Sum rewards within segments.
 
         Raises:
@@ -197,6 +199,6 @@ class NextObs(Connector):
     needs = (col.OBS,)
     takes_tensors = True
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Add the columns ``next_obs...``."""
         return exp.with_steps(**col.renamed(exp.next_obs(), col.OBS, col.NEXT_OBS))

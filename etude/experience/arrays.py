@@ -6,6 +6,7 @@ Torch is only used once there is a tensor, so that reading recordings does not i
 
 import functools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +26,14 @@ Array: TypeAlias = Any
 """A NumPy array or a torch tensor. The two have no common type, so type checkers treat it as Any."""
 
 Index: TypeAlias = NDArray[np.int64]
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a NumPy array or a torch tensor."""
+    if isinstance(value, np.ndarray):
+        return True
+    torch = sys.modules.get("torch")  # without it, there are no tensors
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def take(array: Array, index: Index) -> Array:

@@ -20,7 +20,16 @@ from etude.display import short
 from etude.errors import ModuleError, SettingsError
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.settings import IntFrom1, Rule, settings
-from etude.spaces import Flattener, Space, channels_come_first, leaf_dtype, leaf_shape, leaves
+from etude.spaces import (
+    SMALLEST_IMAGE,
+    Flattener,
+    Space,
+    channels_come_first,
+    has_pixels,
+    is_image,
+    leaf_shape,
+    leaves,
+)
 
 _log = logging.getLogger("etude.modules")
 
@@ -120,9 +129,6 @@ NATURE_CONV: tuple[Conv, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """For images of at least 36 pixels a side: Mnih et al. 2015 (Nature 518), methods."""
 SMALL_CONV: tuple[Conv, ...] = ((16, 3, 1), (32, 3, 1))
 """For smaller images (grid worlds)."""
-
-_MANY_PIXELS = 24  # pixels per side, from which on fully connected layers are much larger than convolutions
-_SMALLEST_IMAGE = 5  # pixels per side: SMALL_CONV does not fit on smaller ones, which are encoded as plain numbers
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -226,14 +232,6 @@ class Image(nn.Module):
         return encoded.reshape(*lead, self.width)
 
 
-def is_image(leaf: Space) -> bool:
-    """Whether a simple space is encoded by convolutions: a Box with three axes and at least 5 pixels per side."""
-    if not isinstance(leaf, spaces.Box) or len(leaf.shape) != 3:
-        return False
-    height, width = leaf.shape[1:] if channels_come_first(leaf) else leaf.shape[:2]
-    return min(height, width) >= _SMALLEST_IMAGE
-
-
 @functools.cache
 def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
     """Warn, once, of images that convolutions can't encode, as they have two or four axes."""
@@ -251,15 +249,8 @@ def _warn_of_conv(conv: tuple[tuple[int, int, int], ...]) -> None:
     """Warn, once, of convolutions without images."""
     _log.warning(
         "`network.conv` has no effect: no part of the observation has three axes and at least %d pixels per side.",
-        _SMALLEST_IMAGE,
+        SMALLEST_IMAGE,
     )
-
-
-def has_pixels(leaf: Space) -> bool:
-    """Whether a simple space holds images, also of two or four axes, which convolutions don't encode."""
-    shape = leaf_shape(leaf)
-    is_large = len(shape) in (2, 4) and sorted(shape)[-2] >= _MANY_PIXELS
-    return is_image(leaf) or (is_large and leaf_dtype(leaf) == np.uint8)
 
 
 class ColumnEncoder(nn.Module):

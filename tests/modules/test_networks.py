@@ -11,8 +11,8 @@ from gymnasium import spaces
 from etude.connectors import Pipeline
 from etude.errors import SettingsError
 from etude.modules import Network, NetworkConfig, distribution_for, make_module
-from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, _warn_of_conv, _warn_of_pixels, is_image
-from etude.spaces import channels_come_first
+from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, _warn_of_conv, _warn_of_pixels
+from etude.spaces import channels_come_first, is_image
 
 TWO = spaces.Discrete(2)
 

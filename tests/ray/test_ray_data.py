@@ -28,7 +28,7 @@ from etude.recordings import Recording, RecordingWriter, convert
 ray = pytest.importorskip("ray")
 
 from etude.ray import data as ray_data  # noqa: E402
-from etude.ray.data import Shard, open_shards, told, unshared  # noqa: E402
+from etude.ray.data import Shard, open_shards, report_of, unshared  # noqa: E402
 from etude.ray.data import feeds_of as feeds_from  # noqa: E402
 
 OBS, ACTION = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(7)
@@ -265,7 +265,7 @@ class Learner:
         return taken(self.feeds[name], num)
 
     def told(self) -> Any:
-        return told(self.feeds)
+        return report_of(self.feeds)
 
 
 def learners(algorithm: Any, num: int, **settings: Any) -> list[Any]:

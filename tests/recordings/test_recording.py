@@ -224,6 +224,14 @@ def test_reading_imports_neither_torch_nor_an_env(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("name", ["etude.recordings.pipeline", "etude.ray.data_source"])
+def test_processes_that_load_data_import_no_torch(name):
+    if name.startswith("etude.ray"):
+        pytest.importorskip("ray")
+    code = f"import sys, {name}; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 # -- what can't be opened ------------------------------------------------------------------------------------------
 
 
