@@ -415,5 +415,5 @@ def test_a_file_whose_types_ray_refuses_to_take_is_an_error_with_a_remedy(tmp_pa
     field = pa.field("obs", pa.large_list(pa.float32()), metadata=told)  # as Ray 2.49 to 2.54 have written
     table = pa.Table.from_arrays([pa.array([[1.0, 2.0]], field.type)], schema=pa.schema([field]))
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: a library .* Ray Data, refuses .* by `etude data convert`"):
+    with pytest.raises(DataError, match=r"a\.parquet: a library .* Ray Data, rejects .* by `etude data convert`"):
         Recording.open(tmp_path)
