@@ -96,6 +96,7 @@ def settings(cls: type[C]) -> type[C]:
     for name, default in cls.__dict__.items():
         if name in fields and name not in own:
             kind = made.__dataclass_fields__[name].type
+            kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
             kind = kind if isinstance(kind, str) else getattr(kind, "__name__", "float")
             raise SettingsError(
                 f"{cls.__name__} sets `{name}` without an annotation, which has no effect: write "

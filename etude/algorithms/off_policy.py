@@ -3,6 +3,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
 from etude.connectors.rewards import RewardMap, with_summed_rewards
-from etude.errors import DataError, SettingsError
+from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import host
 from etude.experience.experience import without_lookback
@@ -247,7 +248,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _kept(self, name: str, exp: Experience, added: Experience) -> Experience:
         roots = set(self.stored)
-        if self.policies[name].module.recurrent and self.config.sequences.start == "stored":
+        if self._stores_states(name):
             roots.add(col.STATE_IN)
         kept = {
             name: column
@@ -319,12 +320,26 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Also ``replay/NAME``, the contents of a module's replay buffer; ``owed``, fractions of gradient steps carried
         over; and ``learning``, the modules that learn from their newest experience."""
         replays = {
-            f"replay/{name}": Component(replay.state_dict, replay.load_state_dict)
+            f"replay/{name}": Component(replay.state_dict, partial(self._load_replay, name))
             for name, replay in self.replays.items()
         }
         owed = Component(lambda: dict(self._owed), self._set_owed)
         learning = Component(lambda: sorted(self._learning), self._set_learning)
         return {**super().components(), **replays, "owed": owed, "learning": learning}
+
+    def _load_replay(self, name: str, state: Mapping[str, Any]) -> None:
+        columns = state["storage"]["columns"]
+        with self.settings_of(name):
+            is_stored = any(col.is_under(column, col.STATE_IN) for column in columns)
+            if columns and self.policies[name].module.recurrent and is_stored != self._stores_states(name):
+                raise CheckpointError(
+                    f"`sequences.start` is {self.config.sequences.start!r}, but the steps in the saved replay are "
+                    f"{'with' if is_stored else 'without'} the states of the module: leave it as it was."
+                )
+        self.replays[name].load_state_dict(state)
+
+    def _stores_states(self, name: str) -> bool:
+        return self.policies[name].module.recurrent and self.config.sequences.start == "stored"
 
     def _set_learning(self, names: Iterable[str]) -> None:
         self._learning = set(names)

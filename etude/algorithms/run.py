@@ -145,7 +145,8 @@ def check_no_run(out: Path, runs: Path | None = None) -> None:
             go_on = f"Continue all runs in {runs} (--resume {shlex.quote(str(runs))}; in Python resume=True), "
             what = "them"
         elif (out / MANIFEST).exists():
-            go_on = f"Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what etude.load returns), "
+            here = shlex.quote(str(out))
+            go_on = f"Continue it (--resume {here}; in Python, call fit on what etude.load returned, before train), "
         raise SettingsError(
             f"{out} already contains a run. {go_on}replace {what} (--overwrite, overwrite=True), or choose another "
             "folder (--out)."

@@ -216,7 +216,7 @@ def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], o
         trust = " --trust" if names_code(config) else ""
         to_go_on = f"etude train {owner} --seeds {options.seeds} --resume {shlex.quote(str(out))}{trust}"
         if cut or failed:
-            streams.say(f"the runs are in {out}. Go on with: {to_go_on}")
+            streams.say(f"the runs are in {out}. Go on with: {to_go_on}{_stop_flags(options.stop)}")
         else:
             streams.say(f"{_over_seeds(results)}. The runs are in {out}: etude compare {shlex.quote(str(out))}")
     if options.json:
@@ -250,6 +250,12 @@ def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: run.Lo
         log.video(path, result)
 
 
+def _stop_flags(stop: Stop) -> str:
+    """The flags that set ``stop``, which a checkpoint does not store, each with a space in front."""
+    given = {name: value for name, value in dataclasses.asdict(stop).items() if value is not None}
+    return "".join(f" --stop.{name.replace('_', '-')} {value}" for name, value in given.items())
+
+
 def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *, cut: bool) -> str:
     # The command includes the engine, and trust in the user's own code, as checkpoints do not store them.
     kind = type(algorithm)
@@ -258,7 +264,7 @@ def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *,
     trust = " --trust" if names_code(algorithm.config) else ""
     to_go_on = f"etude train {name} --resume {shlex.quote(str(out))}{engine}{trust}"
     if cut:
-        return f"interrupted: the checkpoint is in {out}. Go on with: {to_go_on}"
+        return f"interrupted: the checkpoint is in {out}. Go on with: {to_go_on}{_stop_flags(stop)}"
     if not stop.goals_met(result):
         return (
             f"a budget ran out with a mean return of {rounded(result.return_mean)}, short of {stop.return_mean:,.6g}. "

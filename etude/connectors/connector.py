@@ -180,7 +180,10 @@ class Connector:
         return action
 
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
-        """Compute what the module saw, including ``final_obs``, from raw Experience. Rows and segments stay the same.
+        """Compute what the module saw, including ``final_obs``, from raw Experience.
+
+        A connector that also acts keeps all rows and segments. One that only prepares what is learned from may leave
+        segments out, which are then not learned from, or add copies of them under other episode ids.
 
         The first row of a segment is treated as the start of its episode. If it is not, pass `context` rows of
         lookback; all rows after them are then correct.

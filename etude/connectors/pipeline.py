@@ -96,6 +96,11 @@ def _found(spec: ConnectorLike) -> Connector:
     if isinstance(spec, str):
         name, _, text = spec.partition(":")
         cls = BY_NAME.get(name)
+        if cls is None and ":" in text:
+            raise SettingsError(
+                f"`{spec}`: a connector of your own, `module:Class`, is made without arguments: give them as defaults, "
+                "such as those of a subclass."
+            )
         if cls is None:
             raise SettingsError(f"there is no connector `{name}`. {choice(name.replace('-', '_'), BY_NAME)}")
         args, kwargs = ([text], {}) if cls is Drop else _arguments(spec, text)

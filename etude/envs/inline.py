@@ -111,12 +111,15 @@ class InlineArena(CopiesArena):
             "episode": self._buffers.shown.episode.copy(),
             "running": self._turn_builder.running.copy(),
             "seeds": self._seeds.state_dict(),
+            "agents": list(self.agents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """See `Arena.load_state_dict`."""
         if state["how"] == "new episodes":
             return f"new episodes: {state['why']}"
+        if state.get("agents", self.agents) != list(self.agents):
+            return "new episodes: the env has other agents, or in another order: make `possible_agents` a fixed list"
         worker = self._worker
         self.reset()  # creates the envs' attributes, into which the state is restored
         self.recv()

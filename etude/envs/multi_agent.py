@@ -295,6 +295,8 @@ class ManyAgentsAdapter(EnvAdapter):
 
 def _agent_ids(env: Any, env_name: str) -> list[Any]:
     agents = getattr(env, "possible_agents", None)
+    if isinstance(agents, set | frozenset):
+        agents = sorted(agents, key=str)  # their own order differs between processes
     if not isinstance(agents, Iterable) or not (ids := list(agents)):
         raise EnvError(
             f"{env_name} has no `possible_agents`: set it to the list of all agents that may ever appear, so that "

@@ -169,7 +169,8 @@ _REMEDIES: Final = {
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
     "duplicate of a table": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another "
-    "id. If rows in order have the same time, leave `t` out.",
+    "id. If the clock was set back, as in autumn, map times in UTC. If rows in order have the same time, leave `t` "
+    "out.",
     "after_end": "Two episodes may share an id. Give each its own.",
     "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
     "do two episodes share an id? Then give each its own: if it is the id of a machine or a person with several "

@@ -455,6 +455,6 @@ def _named(error: DataError, exp: Experience) -> EnvError | ModuleError:
         if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
             return ModuleError(
                 f"the module returned `{name}` that is not finite for observations that are: its weights may have "
-                f"diverged ({error})"
+                f"diverged, or a connector gave it such numbers ({error})"
             )
     return EnvError(f"the env returned numbers that are not finite: {error}")

@@ -2,6 +2,9 @@
 """DQN and SAC with a memory: what a loss is given of sequences, against whole episodes walked through step by step."""
 
 import copy
+import dataclasses
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,9 +14,11 @@ import torch
 from gymnasium import spaces
 from over_seeds import median_over_seeds, mistaken
 
+import etude
 from etude import DQN, SAC, DQNConfig, NetworkConfig, Output, SACConfig, SettingsError, Stop
 from etude.algorithms.off_policy import with_n_step_returns
 from etude.algorithms.sac import SoftModule
+from etude.errors import CheckpointError
 from etude.experience import Experience, Segments
 from etude.experience.replay import without_blind
 from etude.learners import Batch, Loss
@@ -356,3 +361,16 @@ def test_small_differences_between_observations_are_learned_of(algorithm: type[S
 
     found = median_over_seeds(score)
     assert found > 6.5 if algorithm is SAC and kind else found < 6
+
+
+@pytest.mark.parametrize("start", ["stored", "zeros"])
+def test_a_replay_with_other_states_is_refused(start: Any, tmp_path: Path) -> None:
+    other = "zeros" if start == "stored" else "stored"
+    config = DQNConfig(env="CartPole-v1", network=NetworkConfig(recurrent="gru"), seed=0, iteration_steps=64)
+    with closing(DQN(dataclasses.replace(config, sequence_start=start))) as algorithm:
+        algorithm.train()
+        algorithm.save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=f"`sequences.start` is '{other}', but the steps in the saved replay"):
+        etude.load(tmp_path / "run", sequence_start=other)
+    with closing(etude.load(tmp_path / "run")) as algorithm:
+        algorithm.train()

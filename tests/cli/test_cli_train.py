@@ -432,7 +432,7 @@ def test_a_signal_saves_a_checkpoint_and_ends_it(tmp_path, number):
     out = tmp_path / "run"
     code = "import sys; from etude.cli.main import main; sys.exit(main())"
     child = subprocess.Popen(
-        [sys.executable, "-c", code, *SMALL, "--out", str(out)],
+        [sys.executable, "-c", code, *SMALL, "--stop.env-steps", "10000000", "--out", str(out)],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -443,7 +443,7 @@ def test_a_signal_saves_a_checkpoint_and_ends_it(tmp_path, number):
     child.send_signal(number)
     _, err = child.communicate(timeout=300)
     assert child.returncode == 130
-    assert f"Go on with: etude train ppo --resume {shlex.quote(str(out))}" in err
+    assert f"Go on with: etude train ppo --resume {shlex.quote(str(out))} --stop.env-steps 10000000\n" in err
     assert "Traceback" not in err
     rows = read_jsonl(out / "metrics.jsonl")
     done = rows[-1]["updates"]

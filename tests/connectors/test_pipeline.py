@@ -98,6 +98,7 @@ def test_names_and_texts_lead_back() -> None:
             r"connector `frame_stack:n=4`: .*unexpected keyword argument 'n'.* It takes \(k: int = 4\)",
         ),
         ("frame_stack:0", r"FrameStack\.k must be at least 1, not 0"),
+        ("own:Ema:0.5", r"`own:Ema:0\.5`: a connector of your own, `module:Class`, is made without arguments"),
         (3, r"3 is no connector: give a name, a Connector \(class or object\), or a function"),
         (int, r"<class 'int'> is no connector"),
     ],

@@ -30,6 +30,43 @@ def captured(make: Callable[[], Any], rounds: int = 5) -> dict[str, Any]:
     return state
 
 
+class Crowd:
+    """Its agents are in the order of `ORDER`, as if each process had its own."""
+
+    ORDER: ClassVar[list[str]] = ["a", "b"]
+
+    def __init__(self) -> None:
+        self.possible_agents: Any = list(self.ORDER)
+        self.observation_spaces = self.action_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Discrete(3))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return dict.fromkeys(self.possible_agents, 0), {}
+
+    def step(self, actions: Any) -> Any:
+        return dict.fromkeys(actions, 1), dict.fromkeys(actions, 1.0), {}, {}, {}
+
+
+def test_agents_in_another_order_begin_new_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on(Crowd, "snapshot")
+    state = captured(Crowd)
+    monkeypatch.setattr(Crowd, "ORDER", ["b", "a"])
+    arena = copies_of(Crowd, num_envs=2)
+    assert arena.load_state_dict(state) == (
+        "new episodes: the env has other agents, or in another order: make `possible_agents` a fixed list"
+    )
+
+
+def test_the_agents_of_a_set_are_in_one_order() -> None:
+    class Unordered(Crowd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.possible_agents = {f"agent-{k}" for k in range(20)}
+            self.observation_spaces = self.action_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Discrete(3))
+
+    agents = copies_of(Unordered, num_envs=1).agents
+    assert agents == sorted(agents)
+
+
 def goes_on(make: Callable[[], Any], how: str, rounds: int = 5) -> None:
     arena = copies_of(make, num_envs=2)
     arena.reset(seed=5)

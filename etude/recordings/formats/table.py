@@ -43,7 +43,7 @@ from etude.recordings.formats.source import (
 )
 from etude.recordings.formats.table_index import Ints, TableIndex
 from etude.recordings.formats.table_inputs import BROKEN, Group, unreadable
-from etude.recordings.layout import Header
+from etude.recordings.layout import HEADER_KEY, Header
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
 _log = logging.getLogger("etude.recordings")
@@ -146,7 +146,12 @@ class TableColumns:
         for group in groups:
             missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
             if missing:
-                raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
+                what = "which other files have."
+                if HEADER_KEY in (group.schema.metadata or {}):
+                    what = (
+                        "as this is a recording of Etude's: `columns` are for tables. Convert the table, and give both."
+                    )
+                raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, {what}")
         self._as_time, self.date_order = self._times(source)
         self.inferred: dict[str, str] = {}
         """What was inferred from the numbers alone, by column."""
@@ -599,11 +604,15 @@ def _numbers_in(array: pa.Array) -> pa.Array:
 
 
 def _joined(table: pa.Table, names: Sequence[str], place: RowPlace) -> pa.ChunkedArray:
-    """Return a column; several are joined to one of texts such as ``van-3/17``."""
+    """Return a column; several are joined to one of texts such as ``van-3/17``. In them, ``%`` and ``/`` are escaped as
+    in URLs, so that different ids stay different."""
     if len(names) == 1:
         return table[names[0]]
     try:
-        texts = [table[name].cast(pa.string()) for name in names]
+        texts = [
+            pc.replace_substring(pc.replace_substring(table[name].cast(pa.string()), "%", "%25"), "/", "%2F")
+            for name in names
+        ]
     except pa.ArrowException as error:
         what = f"the columns of `{col.EPISODE_ID}` are not all text or numbers: {error}"
         raise DataError(f"{place(0)}: {what}") from error

@@ -129,7 +129,8 @@ def with_members(group: Group, names: Iterable[str]) -> Group:
             continue
         kind = schema.field(first).type
         for member in rest:
-            kind = kind.field(member).type if pa.types.is_struct(kind) and kind.get_field_index(member) >= 0 else None
+            is_there = kind is not None and pa.types.is_struct(kind) and kind.get_field_index(member) >= 0
+            kind = kind.field(member).type if is_there else None
         if kind is not None:
             paths[name] = [first, *rest]
             schema = schema.append(pa.field(name, kind))

@@ -32,8 +32,8 @@ _BLOCK: Final = 2**22
 """Bytes that are decoded at a time."""
 _HEAD: Final = 2**16
 """Bytes of a CSV file that show how it is written."""
-_DECIMAL_COMMA: Final = r'(?m)(?:^|;)[ "]*[+-]?(?:0,\d+|\d+,(?!\d{3}(?!\d))\d+)(?:[eE][+-]?\d+)?[ "]*(?:;|\r?$)'
-"""A cell with a decimal comma that can't be a separator of thousands."""
+_DECIMAL: Final = r'(?m)(?:^|;)[ "]*[+-]?(?:0MARK\d+|\d+MARK(?!\d{3}(?!\d))\d+)(?:[eE][+-]?\d+)?[ "]*(?=;|\r?$)'
+"""A cell with a decimal mark that can't be a separator of thousands."""
 _TABLE: Final = "table.arrow"
 _KINDS: Final = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
@@ -119,7 +119,7 @@ def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
 
     The separator is the one of comma, ``;``, tab and ``|`` that occurs most in the header, outside of quotes; in
     ``.tsv`` files, it is a tab. Numbers have decimal commas if the separator is ``;`` and the first rows have numbers
-    such as 0,5; 1,000 alone may be a thousand.
+    such as 0,5, and no more numbers such as 0.5; 1,000 alone may be a thousand.
     """
     with input_stream(path) as file:
         head = file.read(_HEAD).decode("utf-8", "replace").lstrip("\ufeff\r\n")
@@ -127,7 +127,8 @@ def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
         raise ValueError("it has zero bytes, as UTF-16 has: save the file as UTF-8")
     header = re.sub(r'"[^"]*"', "", head).partition("\n")[0]
     separator = "\t" if ".tsv" in path.suffixes else max(",;\t|", key=header.count)
-    has_commas = separator == ";" and re.search(_DECIMAL_COMMA, head)
+    commas, points = (len(re.findall(_DECIMAL.replace("MARK", mark), head)) for mark in (",", r"\."))
+    has_commas = separator == ";" and commas and commas >= points
     return pa.csv.ParseOptions(delimiter=separator), "," if has_commas else "."
 
 

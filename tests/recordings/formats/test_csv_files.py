@@ -99,6 +99,12 @@ def test_the_separator_is_what_the_header_has_most_of(lines: list[str], columns:
     assert list(guess_columns(written(tmp_path, lines)).found) == columns
 
 
+def test_more_decimal_points_than_commas_are_points(tmp_path: Path) -> None:
+    lines = ["trip;tick;speed;command", "a;0;-0.5;1,5", "a;1;12.25;2", "b;0;3.5;1,5"]
+    exp = Recording.open(Source(written(tmp_path, lines), MAP)).read()
+    assert exp.steps["obs"].tolist() == [-0.5, 12.25, 3.5]
+
+
 def test_thousands_are_no_decimals(tmp_path: Path) -> None:
     path = written(tmp_path, ["x;y", "1,000;a", "2,500;b"])
     assert guess_columns(path).found["x"].type == "string"

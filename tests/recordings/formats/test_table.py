@@ -440,6 +440,9 @@ def test_a_clock_that_was_set_back_is_told_of(caplog: pytest.LogCaptureFixture) 
     read(frame, columns)
     assert "row 12: the time in `t` goes back there, in an episode that is in order otherwise" in caplog.text
     caplog.clear()
+    read(frame[10:14], columns)  # a few rows, which go back once
+    assert "row 2: the time in `t` goes back there" in caplog.text
+    caplog.clear()
     assert read(frame.assign(time=times).sample(frac=1, random_state=0), columns).steps["obs"].tolist() == [*range(40)]
     assert not caplog.text
 
@@ -852,6 +855,34 @@ def test_uuids_are_ids() -> None:
     texts = pa.array([b"a1b2c3d4e5f60710"] * 3, pa.binary(16))
     exp = Recording.open(Source(pa.table({"ep": texts, "x": [1.0, 2.0, 3.0], "a": [0, 1, 0]}), columns)).read()
     assert exp.segments.episode_id.tolist() == ["a1b2c3d4e5f60710"]
+
+
+@pytest.mark.parametrize("name", ["state.at.typo", "state.typo.x", "state.speed.a.b", "typo.x.y.z"])
+def test_members_that_are_not_there_are_named(name: str) -> None:
+    table = pa.Table.from_pylist([{"state": {"speed": 0.1, "at": {"x": 1.0}}, "a": 0}])
+    with pytest.raises(DataError, match=f"there is no column `{name}`"):
+        read(table, {"obs": name, "action": "a", "terminated": "every-row"})
+
+
+def test_ids_of_two_columns_stay_different() -> None:
+    rows = {"line": ["a/b", "a/b", "a", "a", "a%2Fb"], "trip": ["c", "c", "b/c", "b/c", "c"], "o": np.arange(5.0)}
+    columns = {"obs": "o", "action": "a", "episode_id": ["line", "trip"], "terminated": "last-row"}
+    exp = read(pa.table(rows | {"a": [0, 1, 0, 1, 0]}), columns)
+    assert sorted(exp.segments.episode_id) == ["a%252Fb/c", "a%2Fb/c", "a/b%2Fc"]
+    assert sorted(exp.lengths.tolist()) == [1, 2, 2]
+
+
+def test_a_recording_among_tables_is_named(tmp_path: Path) -> None:
+    steps = {"obs": np.zeros((2, 1), np.float32), "action": np.zeros(2, np.int64), "reward": np.zeros(2, np.float32)}
+    exp = Experience(
+        steps, np.array([0, 2]), Segments.of(1, episode_id=["e"], terminated=[True]), {"obs": steps["obs"][:1]}
+    )
+    with RecordingWriter(tmp_path / "own", obs_space=Box(-1, 1, (1,)), action_space=Discrete(2)) as writer:
+        writer.write(exp)
+    pq.write_table(pa.table({"x": [1.0], "a": [0]}), tmp_path / "log.parquet")
+    data = [*(tmp_path / "own").glob("*.parquet"), tmp_path / "log.parquet"]
+    with pytest.raises(DataError, match="no column `x`, as this is a recording of Etude's: `columns` are for tables"):
+        Recording.open(Source(data, {"obs": "x", "action": "a", "terminated": "every-row"}))
 
 
 def test_an_id_of_two_columns_has_no_gaps() -> None:
