@@ -276,7 +276,7 @@ class Guard:
         with contextlib.suppress(OSError):  # it has ended
             os.write(self._told, bytes([what]))
 
-    def release_cluster(self) -> None:
+    def restore_handlers(self) -> None:
         """In a forked process: restore the default signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
@@ -299,7 +299,7 @@ _GUARDS: list[Guard] = []
 
 def _in_child() -> None:
     for guard in _GUARDS:
-        guard.release_cluster()
+        guard.restore_handlers()
     _GUARDS.clear()
 
 

@@ -97,7 +97,7 @@ def settings(cls: type[C]) -> type[C]:
         if name in fields and name not in own:
             kind = made.__dataclass_fields__[name].type
             kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-            kind = kind if isinstance(kind, str) else getattr(kind, "__name__", "float")
+            kind = kind if isinstance(kind, str) else _in_words(kind)
             raise SettingsError(
                 f"{cls.__name__} sets `{name}` without an annotation, which has no effect: write "
                 f"`{name}: {kind} = {shown(default)}`."

@@ -333,8 +333,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             is_stored = any(col.is_under(column, col.STATE_IN) for column in columns)
             if columns and self.policies[name].module.recurrent and is_stored != self._stores_states(name):
                 raise CheckpointError(
-                    f"`sequences.start` is {self.config.sequences.start!r}, but the steps in the saved replay are "
-                    f"{'with' if is_stored else 'without'} the states of the module: leave it as it was."
+                    f"`sequences.start` is {self.config.sequences.start!r}, but the steps in the saved replay "
+                    f"{'have' if is_stored else 'lack'} the module's states: leave it as it was."
                 )
         self.replays[name].load_state_dict(state)
 

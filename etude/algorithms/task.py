@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -345,9 +345,8 @@ class Task(ActingAlgorithm[C]):
 
     def scheduled(self, name: str, module: nn.Module) -> Any:
         """As in `Algorithm.scheduled`; ``module`` is the network, as `loss` gets it."""
-        return super().scheduled(
-            name, next(own.module for own in self.learner.modules.values() if module in {own.module, own.module.net})
-        )
+        owners = (own.module for own in self.learner.modules.values() if own.module.net is module)
+        return super().scheduled(name, next(owners, cast(Module, module)))
 
     def components(self) -> dict[str, Component]:
         """Also ``datasets/NAME`` of each module."""

@@ -268,7 +268,8 @@ def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *,
     if not stop.goals_met(result):
         return (
             f"a budget ran out with a mean return of {rounded(result.return_mean)}, short of {stop.return_mean:,.6g}. "
-            f"The checkpoint is in {out}; go on with: {to_go_on} and a larger budget."
+            f"The checkpoint is in {out}; go on with: {to_go_on}{_stop_flags(Stop(return_mean=stop.return_mean))} and "
+            "a larger budget."
         )
     reached = "goal met" if stop.return_mean is not None else "done"
     return f"{reached} after {result.seconds:.1f} s of training. The run is in {out}"

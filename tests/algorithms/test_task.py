@@ -400,6 +400,7 @@ def test_a_loss_follows_a_schedule(compiled: bool) -> None:
         pytest.approx(0.3),
         pytest.approx(0.3),
     ]
+    assert task.scheduled("gamma", nn.Identity()) == task.config.gamma  # no schedule
 
 
 def with_trajectory(change: Any, each: bool) -> None:

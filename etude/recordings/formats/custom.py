@@ -313,18 +313,18 @@ class Fitter:
         is_fit = column.dtype == dtype or column.dtype.kind in _CAST.get(dtype.kind, "")
         if column.shape[1:] != shape or not is_fit:
             found = f"{column.dtype} {list(column.shape[1:])}"
-            raise DataError(f"gave the {what} `{name}` as {found} a step, but expected was {wanted}")
+            raise DataError(f"gave the {what} `{name}` as {found} a step, not {wanted}")
         with np.errstate(over="ignore"):
             out = column.astype(dtype, copy=False)
         if not np.can_cast(column.dtype, dtype):
             lost = out != column if dtype.kind in "iu" else np.isinf(out) & np.isfinite(column)
             if lost.any():
                 raise DataError(
-                    f"gave the {what} `{name}` with {column[lost].flat[0]} in it, but expected was {wanted}"
+                    f"gave the {what} `{name}` with {column[lost].flat[0]} in it, which does not fit {wanted}"
                 )
         inside = None if leaf is None else are_choices(leaf, out)
         if inside is not None and not inside.all():
-            raise DataError(f"gave the {what} `{name}` with {out[~inside][0]} in it, but expected was {leaf}")
+            raise DataError(f"gave the {what} `{name}` with {out[~inside][0]} in it, which is outside of {leaf}")
         return out
 
 

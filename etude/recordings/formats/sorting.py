@@ -20,7 +20,7 @@ from etude.recordings.formats.table_inputs import Group, read_batch
 
 Ints = NDArray[np.int64]
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the sorted files; changing it invalidates cache entries."""
 BUCKET_BYTES: Final = 32 * 2**20
 """The approximate size of the rows that are sorted at a time."""

@@ -162,7 +162,8 @@ def tracks_of(
         episode, *agent = _tracks(keys)
         track = episode << 32 | agent[0] if agent else episode
         back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
-        is_rare = len(back) == 1 or _RARE * len(back) <= rows - len(np.unique(track))  # the other rows are in order
+        num = rows - len(np.unique(track))  # if it is rare, the other rows are in order
+        is_rare = _RARE * len(back) <= num or (len(back) == 1 and num >= _FEW)
         if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
             midnight = int(back[0])
             warn(f"{place(first + midnight)}: {_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK}")
@@ -179,7 +180,9 @@ _SET_BACK: Final = (
     "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
 )
 _RARE: Final = 20
-"""If times go back once in all, or at most once in this many rows, the other rows are taken to be in order."""
+"""If times go back at most once in this many rows, the other rows are taken to be in order."""
+_FEW: Final = 3
+"""So many times after others may also go back once."""
 
 
 def _goes_back(track: Ints, t: Ints) -> Ints:

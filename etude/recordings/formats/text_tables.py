@@ -24,7 +24,7 @@ from etude.files import AnyPath, RemotePath, input_file, input_stream
 from etude.recordings import cache
 from etude.recordings.formats.arrow import check_names, kind_with, plain, without_views, write_batches
 
-VERSION: Final = 7
+VERSION: Final = 8
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more opening brackets are checked before Arrow reads them."""

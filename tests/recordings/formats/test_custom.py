@@ -199,11 +199,11 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({"obs": [[0, 0]]}, "gave the columns obs, but `obs` and `action` are needed"),
         (
             {**GOOD, "obs": np.zeros((2, 3))},
-            r"column `obs` as float64 \[3\] a step, but expected was float32 \[2\] a step",
+            r"column `obs` as float64 \[3\] a step, not float32 \[2\] a step",
         ),
-        ({**GOOD, "obs": [[0, 0], [0, 1e300]]}, r"`obs` with 1e\+300 in it, but expected was float32 \[2\] a step"),
-        ({**GOOD, "action": [0.5, 1]}, r"column `action` as float64 \[\] a step, but expected was int64 \[\]"),
-        ({**GOOD, "action": [0, 3]}, r"the column `action` with 3 in it, but expected was Discrete\(3\)"),
+        ({**GOOD, "obs": [[0, 0], [0, 1e300]]}, r"`obs` with 1e\+300 in it, which does not fit float32 \[2\] a step"),
+        ({**GOOD, "action": [0.5, 1]}, r"column `action` as float64 \[\] a step, not int64 \[\]"),
+        ({**GOOD, "action": [0, 3]}, r"the column `action` with 3 in it, which is outside of Discrete\(3\)"),
         ({**GOOD, "action": [0, 1, 2, 0]}, "gave `obs` with 2 rows, but there are 4 actions"),
         ({**GOOD, "speed": 3}, "gave `speed` as a single number"),
         ({**GOOD, "speed": ["a", "b"]}, "gave `speed` as <U1, not numbers"),
@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_told_by_column_found_and_wanted(given: Any, messag
 
 def test_an_integer_too_large_for_its_column_is_told() -> None:
     fitter = Fitter(spaces.Box(0, 255, (1,), np.uint8), CHOICES)
-    with pytest.raises(DataError, match=r"gave the column `obs` with 256 in it, but expected was uint8 \[1\] a step"):
+    with pytest.raises(DataError, match=r"gave the column `obs` with 256 in it, which does not fit uint8 \[1\] a step"):
         fitter.fitted({"obs": [[0], [256]], "action": [0, 0]}, "e")
 
 
