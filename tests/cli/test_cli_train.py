@@ -88,7 +88,10 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path, capsys):
 def test_exit_code_3_where_a_budget_ran_out_before_the_goal(tmp_path, capsys):
     args = [*SMALL, "--stop.return-mean", "450", "--stop.env-steps", "128", "--out", str(tmp_path / "run")]
     assert main(args) == 3
-    assert "a budget ran out with a mean return of" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "a budget ran out with a mean return of" in err
+    go_on = f"etude train ppo --resume {tmp_path / 'run'} --stop.return-mean 450.0"
+    assert f"go on with: {go_on} and a larger budget." in err
 
 
 def test_exit_code_0_where_the_goal_was_met(tmp_path):
