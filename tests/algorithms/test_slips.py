@@ -302,7 +302,7 @@ def test_other_slips_of_newcomers(tmp_path, ppo):
             "`on_epsiode_end`",
             "`on_episode_end`",
         )
-    said(lambda: PPOConfig(env="CartPole-v1", target_kl=1), "Here it is: `kl_target` (KL divergence")
+    said(lambda: PPOConfig(env="CartPole-v1", target_kl=1), "Here it is: `kl_target` (target KL divergence")
     said(lambda: etude.AWACConfig(data="x", lam=1), "`beta`")
     said(lambda: etude.IQLConfig(data="x", materialize_data=True), "`reading.mode`")
     said(lambda: etude.SACConfig(env="Pendulum-v1", target_update_interval=1), "`tau`")
