@@ -39,6 +39,10 @@ is named, it was run with the same settings on the same machine.
   D4RL's are. *expert* holds episodes of its best agent, *medium* those of an agent with a third of that return, and
   *medium-replay* all steps until then. *Return in the data* is the mean return of its episodes.
 - Learning curves show the mean return of training episodes over seeds, with the same interval.
+  Stable-Baselines3 averages the last 100 episodes, Etude's algorithms with a replay buffer the last 20: while returns
+  rise, the curves of the former lag behind.
+- *TD3 on Hopper-v5*: Etude's three runs are below the two of Stable-Baselines3. The cause is not known yet. Runs differ
+  a lot here, as some stay in a local optimum near 300 for most of the time.
 
 `make results` runs what is missing, which takes hours, and writes this page.
 """
