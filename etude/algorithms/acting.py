@@ -114,18 +114,18 @@ class ActingAlgorithm(Algorithm[C]):
         remedy = " Create the algorithm again, and load the checkpoint with not_components='runner'."
         with what_fits("the component `runner` of the checkpoint", remedy):
             if saved is None:
-                self._begin_anew("the state of the runner was not loaded")
+                self._start_new_episodes("the state of the runner was not loaded")
             elif self.engine.can_resume(saved):
                 self._resumed = self._runner.load_state_dict(saved)
                 self._record_on(new_episodes=self._resumed.startswith("new episodes"))
             else:  # only the counts are kept
                 self.env_steps, self.agent_steps = saved["steps"]
-                self._begin_anew("the run went on with another engine")
+                self._start_new_episodes("the run went on with another engine")
         self._saved_runner = None
         if self._resumed is not None and self._resumed.startswith("new episodes"):
             _log.warning("The run goes on, in %s.", self._resumed)
 
-    def _begin_anew(self, why: str) -> None:
+    def _start_new_episodes(self, why: str) -> None:
         """Start new episodes, and continue the runner's counts from the algorithm's."""
         assert self._runner is not None
         self._runner.env_steps, self._runner.agent_steps = self.env_steps, self.agent_steps
@@ -321,7 +321,7 @@ class ActingAlgorithm(Algorithm[C]):
             return
         if self._saved_runner is None:
             if self._runner is not None:
-                self._begin_anew(_TAKEN_APART)
+                self._start_new_episodes(_TAKEN_APART)
             return
         if "rollouts" in self._saved_runner:
             policies = zip(self.policies.values(), self._saved_runner["rollouts"], strict=True)

@@ -761,6 +761,17 @@ def test_flags_are_looked_at_in_every_step() -> None:
         tried(FlagText, Workers(check=0), 200)
 
 
+class NumberInStep10(Lying):
+    since = 10
+    lie: ClassVar[dict[str, Any]] = {"truncated": 0}
+
+
+def test_numbers_as_flags_are_refused_in_the_first_steps() -> None:
+    with pytest.raises(EnvError, match="`truncated` is 0, not True or False"):
+        tried(NumberInStep10, Workers(check=10, restart=False))
+    tried(NumberInStep10, Workers(check=9, restart=False))
+
+
 class OutOfBoundsLate(OutOfBounds):
     since = 50
 

@@ -23,7 +23,7 @@ from etude.cli.main import main
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, cache, guess_columns, validate
-from etude.recordings.formats import table_inputs
+from etude.recordings.formats import table_index, table_inputs
 from etude.recordings.formats.source import Source
 
 COLUMNS = {
@@ -1531,3 +1531,10 @@ def test_each_warning_of_a_table_is_listed_and_a_rewritten_recording_keeps_its_g
     pd.read_parquet(tmp_path / "own")[::-1].to_parquet(tmp_path / "own" / "part-00000.parquet")
     segments = Recording.open(tmp_path / "own").read().segments
     assert dict(zip(segments.agent_id, segments.t_start.tolist(), strict=True)) == {"a": 0, "b": 2}
+
+
+def test_parts_without_rows_do_not_hide_the_order_of_dates() -> None:
+    parts = [pa.array(texts, pa.string()) for texts in ([], [None], ["1/2/2026"], ["24/11/2026"])]
+    assert table_index.date_order(parts) == table_index.DAY_FIRST
+    assert table_index.date_order(parts[:3]) is None
+    assert table_index.date_order([pa.array(["2026-11-24"]), *parts]) is None
