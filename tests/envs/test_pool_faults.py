@@ -768,8 +768,8 @@ class NumberInStep10(Lying):
 
 def test_numbers_as_flags_are_refused_in_the_first_steps() -> None:
     with pytest.raises(EnvError, match="`truncated` is 0, not True or False"):
-        tried(NumberInStep10, Workers(check=10, restart=False))
-    tried(NumberInStep10, Workers(check=9, restart=False))
+        tried(NumberInStep10, Workers(check=10, restart_failed=False))
+    tried(NumberInStep10, Workers(check=9, restart_failed=False))
 
 
 class OutOfBoundsLate(OutOfBounds):
