@@ -24,6 +24,7 @@ RLLIB = "RLlib OfflineData"
 FIRST = 6.0
 ROUNDS = 3
 SMALL = 240_000
+MEASURED = "measured:"
 RLLIB_STEPS = 100_000
 """RLlib takes seconds for 100,000."""
 
@@ -61,7 +62,7 @@ def tell(batches, rows, begin):
         if count >= rows:
             break
     return first, count, time.perf_counter()
-PATH, STEPS, NUM = {path!r}, {steps}, {num}
+PATH, STEPS, NUM, MEASURED = {path!r}, {steps}, {num}, {marker!r}
 """
 
 _END = """
@@ -70,7 +71,7 @@ first = max(one[0] for one in told)
 rate = sum(one[1] for one in told) / (max(one[2] for one in told) - begin)
 steady = sum(one[1] for one in told) / (max(one[2] for one in told) - begin - first + 1e-9)
 done.set()
-print(first, rate, steady, peak[0])
+print(f"{MEASURED} {first} {rate} {steady} {peak[0]}")
 ray.shutdown()
 """
 
@@ -249,8 +250,11 @@ def _measured(path: Path, steps: int, num: int, code: str) -> list[float]:
         .replace("{path!r}", repr(str(path)))
         .replace("{steps}", str(steps))
         .replace("{num}", str(num))
+        .replace("{marker!r}", repr(MEASURED))
     )
-    return [float(text) for text in python(begin + code.replace("{batch}", str(BATCH)) + _END).out.split()[-4:]]
+    lines = python(begin + code.replace("{batch}", str(BATCH)) + _END).out.splitlines()
+    (line,) = (line for line in lines if line.startswith(MEASURED))  # Ray prints other lines, even after it
+    return [float(text) for text in line.split()[1:]]
 
 
 def _figures(found: dict[str, list[list[float]]], i: int) -> list[Figure]:

@@ -59,6 +59,14 @@ def _mapped(state: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return state
 
 
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return np.array_equal(one, other)
+
+
 def learner_state(learner: ModuleLearner, *, connectors: bool = True) -> dict[str, Any]:
     """The state of a learner, including weights and optionally its connectors, with arrays in place of tensors."""
     state: dict[str, Any] = as_arrays(learner.state_dict())
@@ -195,13 +203,20 @@ class Broadcast:
         seq_nos = {name: own.updates for name, own in algorithm.learner.modules.items()}
         learned = {name: learned_of(policy.connectors) for name, policy in policies.items()}
         plain = {name: plain_attributes(policy.module) for name, policy in policies.items()}
-        prints = {name: fingerprint(policy.module) for name, policy in policies.items()}
-        marks = (seq_nos, prints, pickle.dumps((learned, plain)))
-        if again or marks != self._marks:
-            values = {name: as_arrays(policy.module.state_dict()) for name, policy in policies.items()}
+        marks = (seq_nos, pickle.dumps((learned, plain)))
+        values = {name: as_arrays(policy.module.state_dict()) for name, policy in policies.items()}
+        if again or marks != self._marks or not self._is_stored(values):
             self.ref = ray.put(Weights(seq_nos, values, learned, plain))
             self._marks, self.seq_nos = marks, seq_nos
             self.version += 1
+
+    def _is_stored(self, values: Mapping[str, Any]) -> bool:
+        """Whether the object store has these values. A callback may change weights without a gradient step."""
+        try:
+            stored = ray.get(self.ref).values
+        except ray.exceptions.RayError:
+            return False
+        return _equal(stored, values)
 
 
 def plain_attributes(module: Module) -> dict[str, dict[str, Any]]:

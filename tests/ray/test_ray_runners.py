@@ -30,6 +30,7 @@ from etude.algorithms.results import Stop
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.ray import runners
+from etude.ray.policies import Broadcast
 from etude.recordings import Recording, validate
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -214,6 +215,20 @@ def test_runners_act_by_the_newest_weights_however_they_came(made: Any) -> None:
     algorithm.set_state(state)
     exp = algorithm.runner.collect_each(num_steps=64)[None]
     np.testing.assert_allclose(exp.steps[col.LOGP], math.log(0.5), rtol=1e-6)
+
+
+def test_weights_are_stored_again_only_if_one_of_them_changed(made: Any) -> None:
+    algorithm = made(Ray(num_runners=1))
+    broadcast = Broadcast()
+    for version in (1, 1):
+        broadcast.refresh(algorithm)
+        assert broadcast.version == version
+    weight = next(algorithm.module.parameters()).detach()
+    weight[:2] = weight[:2].flip(0).clone()  # a sum over them stays
+    for version in (2, 2):
+        broadcast.refresh(algorithm)
+        assert broadcast.version == version
+    np.testing.assert_array_equal(next(iter(ray.get(broadcast.ref).values["main"].values())), weight)
 
 
 def test_exploration_is_the_learners(made: Any) -> None:

@@ -260,15 +260,8 @@ class Minari(Format):
         """
         names, lengths = self.episodes.names[first:stop], self.episodes.lengths[first:stop]
         wanted = {name: self.columns[name] for name in [*columns, col.TERMINATED, col.TRUNCATED]}
-        found = self.reader.read(names, lengths, wanted)
-        offsets, number = offsets_of(lengths), np.arange(len(lengths))
-        final_obs = {}
-        for name, values in found.items():
-            if col.is_under(name, col.OBS):
-                final_obs[name] = values[offsets[1:] + number]
-                found[name] = np.delete(values, offsets[1:] + number, axis=0)
-            elif wanted[name].more_rows:
-                found[name] = np.delete(values, offsets[:-1] + number, axis=0)
+        found, final_obs = self.reader.read(names, lengths, wanted)
+        offsets = offsets_of(lengths)
         terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
         last = offsets[1:] - 1
         inside = terminated | truncated
@@ -313,8 +306,8 @@ class Minari(Format):
             raise DataError(f"{self.reader.where(self.episodes.names[0])}: {what}. Correct {self._where}.")
         dtype = fitting(leaf, found.dtype)
         self._adapted += [name] if dtype != leaf.dtype else []
-        more_rows = int(col.is_under(name, col.OBS))
-        return dataclasses.replace(found, shape=leaf_shape(leaf), dtype=dtype, more_rows=more_rows)
+        column = dataclasses.replace(found, shape=leaf_shape(leaf), dtype=dtype)
+        return dataclasses.replace(column, extra="last") if col.is_under(name, col.OBS) else column
 
     def _add_infos(self) -> None:
         """Add the infos that are numbers of one shape and dtype in every episode; list the others as dropped."""
@@ -331,7 +324,7 @@ class Minari(Format):
             elif not alike[path]:
                 self._dropped[name] = "not the same in every episode"
             else:
-                self.columns[name] = dataclasses.replace(column, more_rows=column.rows - length)
+                self.columns[name] = dataclasses.replace(column, extra=None if column.rows == length else "first")
         for path in sorted(more):
             self._dropped["/".join((col.INFO, *path))] = "not in every episode"
 

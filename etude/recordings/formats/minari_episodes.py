@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +40,8 @@ class MinariColumn:
     dtype: np.dtype[Any]
     rows: int
     """The number of rows in the episode."""
-    more_rows: int = 0
-    """How many more rows than steps an episode has: 0 or 1."""
+    extra: Literal["first", "last"] | None = None
+    """Which of the rows belongs to no step, if there is one more row than steps."""
     is_image: bool = False
     """Whether the rows are JPEG images."""
 
@@ -71,7 +71,7 @@ def read_all(
     lengths: NDArray[np.int64],
     wanted: Mapping[str, MinariColumn],
     read_one: Callable[[E, str, MinariColumn, NDArray[Any]], None],
-) -> dict[str, NDArray[Any]]:
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Read columns of some episodes, concatenated.
 
     Args:
@@ -81,16 +81,27 @@ def read_all(
         read_one: Fills an array with a column of an episode; gets the episode, its name, the column and the array.
 
     Returns:
-        Each column, ``[rows of all episodes, ...]``.
+        Each column, ``[steps of all episodes, ...]``, and the last rows that belong to no step, ``[episodes, ...]``.
     """
-    rows = {key: int(lengths.sum()) + column.more_rows * len(lengths) for key, column in wanted.items()}
-    out = {key: np.empty((rows[key], *column.shape), column.dtype) for key, column in wanted.items()}
-    at = dict.fromkeys(wanted, 0)
-    for (name, episode), length in zip(episodes, lengths.tolist(), strict=True):
+    num_steps = int(lengths.sum())
+    out = {key: np.empty((num_steps + (c.extra is not None), *c.shape), c.dtype) for key, c in wanted.items()}
+    final = {key: np.empty((len(lengths), *c.shape), c.dtype) for key, c in wanted.items() if c.extra == "last"}
+    start = 0
+    for i, ((name, episode), length) in enumerate(zip(episodes, lengths.tolist(), strict=True)):
+        stop = start + length
         for key, column in wanted.items():
-            start, at[key] = at[key], at[key] + length + column.more_rows
-            read_one(episode, name, column, out[key][start : at[key]])
-    return out
+            rows = out[key]
+            if column.extra is None:
+                read_one(episode, name, column, rows[start:stop])
+            elif column.extra == "last":
+                read_one(episode, name, column, rows[start : stop + 1])
+                final[key][i] = rows[stop]  # overwritten by the next episode
+            else:
+                last_step = rows[start].copy()  # of the episode before, in the place of the extra row
+                read_one(episode, name, column, rows[start : stop + 1])
+                rows[start] = last_step
+        start = stop
+    return {key: rows[1:] if wanted[key].extra == "first" else rows[:num_steps] for key, rows in out.items()}, final
 
 
 def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) -> NDArray[np.uint8]:
@@ -217,8 +228,8 @@ class ArrowEpisodes:
 
     def read(
         self, names: Sequence[str], lengths: NDArray[np.int64], wanted: Mapping[str, MinariColumn]
-    ) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated."""
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Read columns of some episodes, see `read_all`."""
         return read_all(((name, self._episode(name)) for name in names), lengths, wanted, self._read_one)
 
     def _read_one(self, table: pa.Table, name: str, column: MinariColumn, target: NDArray[Any]) -> None:
@@ -399,8 +410,8 @@ class Hdf5Episodes:
 
     def read(
         self, names: Sequence[str], lengths: NDArray[np.int64], wanted: Mapping[str, MinariColumn]
-    ) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated."""
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Read columns of some episodes, see `read_all`."""
         with opened(self.path) as root:
             file = descriptor(root)
             episodes = ((name, _OpenEpisode({(): self._opener.group(root, name, name)}, file)) for name in names)
