@@ -325,26 +325,29 @@ class EnvWorker:
         waiting = []
         self._buffers.shown.flags[env] = 0
         first_seat = env * len(self._views)
-        for agent, obs, reward, terminated, truncated, first, taken in rows:
-            view, seat = self._views[agent], first_seat + self._seat[agent]
-            flags = SHOWN if taken is None else SHOWN | self._store_taken(env, view, taken)
-            if obs is None:
-                flags |= BLIND
-            if terminated or truncated:
-                flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-                if obs is not None:
-                    view.end(env, obs)
-                self._end_reward[seat] = reward
-                self._end_flags[seat] = flags
-                self._has_ends[env] = True
-                status |= ENDED | flags & TAKEN
-            else:
-                flags |= FIRST if first else 0
-                view.show(env, obs)
-                self._reward[seat] = reward
-                self._flags[seat] = flags
-                waiting.append(agent)
-                status |= flags
+        try:
+            for agent, obs, reward, terminated, truncated, first, taken in rows:
+                view, seat = self._views[agent], first_seat + self._seat[agent]
+                flags = SHOWN if taken is None else SHOWN | self._store_taken(env, view, taken)
+                if obs is None:
+                    flags |= BLIND
+                if terminated or truncated:
+                    flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+                    if obs is not None:
+                        view.end(env, obs)
+                    self._end_reward[seat] = reward
+                    self._end_flags[seat] = flags
+                    self._has_ends[env] = True
+                    status |= ENDED | flags & TAKEN
+                else:
+                    flags |= FIRST if first else 0
+                    view.show(env, obs)
+                    self._reward[seat] = reward
+                    self._flags[seat] = flags
+                    waiting.append(agent)
+                    status |= flags
+        except SpaceError as error:
+            raise SpaceError(f"agent {self._layout.agents[agent]!r}: {error}") from None
         self._env_t[env] = adapter.env_t
         self.waiting[env] = waiting
         return status

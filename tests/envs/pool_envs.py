@@ -42,6 +42,19 @@ def copies_of(
     return InlineArena(env, num_envs, workers, drop=drop)
 
 
+def tried(env: Any, workers: Workers, rounds: int = 20) -> None:
+    """Step two copies with the action 0."""
+    arena = copies_of(env, workers, 2)
+    arena.reset(seed=1)
+    try:
+        for _ in range(rounds):
+            for turn in arena.recv():
+                if turn.waits:
+                    arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
+    finally:
+        arena.close()
+
+
 def seed_of(seed: int, *key: int) -> int:
     """What the documentation says that env ``key[0]`` is seeded with, made again for the ``key[1]``-th time."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)

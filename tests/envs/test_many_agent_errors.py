@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from many_agent_envs import Nim, TwoJobs
+from many_agent_envs import CartPoles, Nim, TwoJobs
 from many_agent_scripts import Scene, ScriptedDicts, ScriptedParallel
+from pool_envs import tried
 
-from etude.envs import multi_agent
+from etude.envs import Workers, multi_agent
 from etude.envs.multi_agent import MAX_IDLE, AECAdapter, DictAdapter, ManyAgentsAdapter, ParallelAdapter, adapt_env
-from etude.errors import EnvError
+from etude.errors import EnvError, SpaceError
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,16 @@ def test_a_dict_of_spaces_lacks_no_agent() -> None:
     env.observation_space = spaces.Dict({"a": env._obs_space})
     with pytest.raises(EnvError, match=r"has no observation_space for agent 'b', but KeyError"):
         DictAdapter(env)
+
+
+def test_an_observation_of_another_shape_is_told_with_its_agent() -> None:
+    class Grows(CartPoles):
+        def step(self, actions: Any) -> Any:
+            obs, *rest = super().step(actions)
+            return obs | {"cart_1": np.zeros(5, np.float32)}, *rest
+
+    with pytest.raises(SpaceError, match=r"env 0: agent 'cart_1': `obs` has shape \(5,\), but its space .* \(4,\)"):
+        tried(Grows, Workers())
 
 
 OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}

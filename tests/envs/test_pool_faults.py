@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from many_agent_envs import TwoJobs
-from pool_envs import DIE, END, EXIT, GO, HANG, KEYS, RAISE, RAISE_IN_RESET, Told, copies_of, dies, seed_of
+from pool_envs import DIE, END, EXIT, GO, HANG, KEYS, RAISE, RAISE_IN_RESET, Told, copies_of, dies, seed_of, tried
 from test_pool_processes import assert_ends
 
 from etude.envs import make_arena
@@ -605,18 +605,6 @@ LIARS: list[Any] = [
     (ListOfInfo, EnvError, r"env \d: `info` is of type list, but must be a dict"),
     (FlagNumber, EnvError, r"env \d: `truncated` is 0, not True or False"),
 ]
-
-
-def tried(env: Any, workers: Workers, rounds: int = 20) -> None:
-    arena = copies_of(env, workers, 2)
-    arena.reset(seed=1)
-    try:
-        for _ in range(rounds):
-            for turn in arena.recv():
-                if turn.waits:
-                    arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
-    finally:
-        arena.close()
 
 
 @pytest.mark.parametrize(("env", "error", "match"), LIARS)
