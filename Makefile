@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
+# Tests start many processes, which then need not compile Etude again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint format bench results gallery docs wheel serve-docs traces mutations clean
 .DELETE_ON_ERROR:
 

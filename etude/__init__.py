@@ -50,7 +50,8 @@ def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"etude.{name}")
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'etude' has no attribute {name!r}.{suggestion(name, __all__)}")
+        nearest = "" if name.startswith("_") else suggestion(name, __all__)  # slow, and many tools ask for such names
+        raise AttributeError(f"module 'etude' has no attribute {name!r}.{nearest}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

@@ -40,9 +40,13 @@ if _found is None or _found.origin is None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The tests of the ray engine, which import Ray, are not even imported where none of them is to run."""
-    is_of_ray = collection_path == Path(__file__).parent / "ray"
-    return True if is_of_ray and "not cluster" in config.option.markexpr else None
+    """Files that hold none of the tests to run are not even imported: those of the ray engine, or all others."""
+    ray, which = Path(__file__).parent / "ray", config.option.markexpr
+    if collection_path == ray:
+        return True if "not cluster" in which else None
+    if which != "cluster" or collection_path.suffix != ".py" or ray in collection_path.parents:
+        return None
+    return None if "mark.cluster" in collection_path.read_text(encoding="utf-8") else True
 
 
 @pytest.fixture(autouse=True)
