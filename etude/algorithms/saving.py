@@ -376,8 +376,14 @@ def saved_env_name(saved: Mapping[str, Any]) -> str | None:
 
 
 def drop_other_episodes(state: Any, saved: Mapping[str, Any], env: Any) -> None:
-    """Make new episodes start if a state has running ones of another env than ``env``; ``saved`` are its settings."""
+    """Drop what a state has of episodes of another env than ``env``: those that run, the figures of those that ended,
+    and the last evaluation. ``saved`` are the state's settings."""
     was = saved.get("env")
-    is_known = not (isinstance(was, dict) and UNSAVED in was)
-    if isinstance(state.get("runner"), dict) and is_known and to_plain(env) != was:
+    if (isinstance(was, dict) and UNSAVED in was) or to_plain(env) == was:
+        return
+    if isinstance(state.get("runner"), dict):
         state["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
+    if isinstance(figures := state.get("figures"), dict):
+        state["figures"] = {kind: kept if kind == "metrics" else {} for kind, kept in figures.items()}
+    if isinstance(counters := state.get("counters"), dict):
+        counters["evaluation"] = {}

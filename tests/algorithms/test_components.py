@@ -194,6 +194,22 @@ def test_running_episodes_of_another_env_are_not_taken(tmp_path: Path) -> None:
         two().set_state(algorithm.get_state("runner"))
 
 
+def test_results_in_another_env_do_not_count_episodes_of_the_first(tmp_path: Path) -> None:
+    algorithm = ppo(env=Toil, evaluation_interval=1, evaluation_episodes=1)
+    before = algorithm.train()
+    algorithm.save(tmp_path)
+    loaded, other = etude.load(tmp_path, env=OtherToil), ppo(2, env=OtherToil)
+    other.load(tmp_path)
+    for each in (loaded, other):
+        now = each.current_result()
+        assert (now.returns_counted, now.episodes, now.env_steps) == (0, before.episodes, before.env_steps)
+        assert now.evaluation == {}
+        assert each.train().metrics["env_steps_trained_lifetime"] == 2 * before.env_steps
+    same = etude.load(tmp_path, env=Toil).current_result()
+    assert (same.returns_counted, same.return_mean) == (before.returns_counted, before.return_mean)
+    assert same.evaluation == before.evaluation
+
+
 def test_states_of_other_algorithms_are_refused_before_anything_changes() -> None:
     algorithm, other = two(), ppo(2)
     before = other.get_state()
