@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Env adapters: one interface to a running env of any API, and checks of what a Gymnasium env returns."""
 
+import contextlib
 import functools
 import logging
 import re
@@ -113,6 +114,30 @@ def _warn_of_wrapper(name: str) -> None:
     _log.warning(
         "The env is wrapped in Gymnasium's %s: %s. Use a connector instead: connectors=(%r,), or --connectors %s.",
         *(name, what, _CONNECTORS[name], _CONNECTORS[name]),
+    )
+
+
+def warn_of_masks(env: gym.Env[Any, Any], obs_space: Space, infos: Any) -> None:
+    """Warn, once per process and kind of env, that action masks have no effect if they are in the infos of a reset, or
+    come from a method ``action_masks``, as MaskablePPO expects them, and observations hold none."""
+    if find_part(obs_space, col.ACTION_MASK) is not None:
+        return
+    name = type(env.unwrapped).__name__
+    if isinstance(infos, Mapping) and col.ACTION_MASK in infos:
+        _warn_of_masks(name, f"the infos hold an `{col.ACTION_MASK}`", "Wrap the env in InfoActionMask")
+        return
+    with contextlib.suppress(AttributeError):  # no wrapper has it, and neither has the env
+        if callable(env.get_wrapper_attr("action_masks")):
+            remedy = f"Put the mask into `info[{col.ACTION_MASK!r}]` and wrap the env in InfoActionMask"
+            _warn_of_masks(name, "the env has a method `action_masks`", remedy)
+
+
+@functools.cache
+def _warn_of_masks(env_name: str, found: str, remedy: str) -> None:
+    _log.warning(
+        "%s: %s, but observations hold no mask, so forbidden actions are taken. %s, or let its observation be a Dict "
+        "with the parts `observation` and `%s`.",
+        *(env_name, found, remedy, col.ACTION_MASK),
     )
 
 

@@ -218,7 +218,10 @@ class EnvWorker:
                 check_alike(self._layout, AgentLayout.of(adapter), env)
                 if self._note_reset is not None:
                     self._note_reset()
-            return BEGUN | self._reset(env, adapter, seed)
+            status = BEGUN | self._reset(env, adapter, seed)
+            if env == 0 and type(adapter) is GymAdapter:  # the others are alike
+                adapters.warn_of_masks(adapter.env, adapter.obs_spaces[0], self.infos[env])
+            return status
         except BaseException as error:
             if self._is_interrupt(error):
                 raise

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from etude.envs import InfoActionMask
+from etude.envs import InfoActionMask, adapters, make_arena
 from etude.errors import EnvError
 from etude.modules import distribution_for
 
@@ -97,3 +97,32 @@ def test_errors():
     env.action_space = spaces.Box(-1, 1, (2,))
     with pytest.raises(EnvError, match=r"the action space Box.* has no choices that a mask could forbid"):
         InfoActionMask(env)
+
+
+class Methodical(Doors):
+    """Shows its mask as sb3-contrib's MaskablePPO expects it."""
+
+    def _info(self):
+        return {}
+
+    def action_masks(self):
+        return next(self.masks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [(Doors, "the infos hold an `action_mask`"), (Methodical, "the env has a method `action_masks`")]
+)
+def test_a_mask_that_observations_lack_is_told_once(kind, found, caplog):
+    adapters._warn_of_masks.cache_clear()
+    for _ in range(2):
+        arena = make_arena(lambda: gym.wrappers.TimeLimit(kind([[1] * 5] * 9), 5), 2)
+        arena.reset()
+        arena.recv()
+    (record,) = caplog.records
+    assert f"{kind.__name__}: {found}, but observations hold no mask" in record.getMessage()
+    assert "InfoActionMask" in record.getMessage()
+    caplog.clear()
+    arena = make_arena(InfoActionMask(Doors([[1] * 5])), 1)
+    arena.reset()
+    arena.recv()
+    assert not caplog.records
