@@ -418,10 +418,16 @@ def has_other_values(*names: str) -> bool:
 def pointer(name: str, ours: str, about: str, *, is_same: bool) -> str:
     """A sentence that names Etude's setting for an unknown ``name``. ``is_same``: ``name`` is another library's name of
     this setting, and not only similar."""
-    name, known = name.replace("-", "_"), _other_libraries()["differences"]
-    differs = known.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
-    how = next((f" {text.format(name)}." for names, text in differs.items() if name in names.split()), "")
+    how = difference(name, ours) if is_same else ""
     return f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about}).{how}"
+
+
+def difference(name: str, ours: str) -> str:
+    """A sentence on how another library's setting ``name`` differs from Etude's ``ours``, after a space; empty if it
+    does not."""
+    name, known = name.replace("-", "_"), _other_libraries()["differences"]
+    differs = known.get(ours.rpartition(".")[2].replace("-", "_"), {})
+    return next((f" {text.format(name)}." for names, text in differs.items() if name in names.split()), "")
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
@@ -626,11 +632,16 @@ def _advice(hint: Any, value: Any) -> str:
     for option in options_of(hint):
         if dataclasses.is_dataclass(option) and isinstance(option, type):
             main = None if value is None else getattr(option, "main_setting", None)
-            given = value if isinstance(value, Mapping) else {main: value} if main else {}
-            return f" Write {option.__name__}({', '.join(f'{key}={v!r}' for key, v in given.items()) or '...'})."
+            words = {}
+            for key, v in (value if isinstance(value, Mapping) else {main: value} if main else {}).items():
+                own = next((own for own in (key, *other_names(str(key))) if own in _hints(option)), key)
+                words[own] = repr(v) if own == key or not has_other_values(own, key) else "..."
+            return f" Write {option.__name__}({', '.join(f'{own}={v}' for own, v in words.items()) or '...'})."
         if get_origin(option) is tuple and get_args(option)[-1:] == (...,) and fits(get_args(option)[0], value):
-            name = getattr(value, "__qualname__", "...") if repr(value).startswith("<") else repr(value)
-            return f" Write ({name},)."
+            name = getattr(value, "__name__", "...") if repr(value).startswith("<") else repr(value)
+            return f" Write [{'...' if name == '<lambda>' else name}]."  # also right in a settings file
+        if get_origin(option) is tuple and tuple[int, float] in options_of(get_args(option)[0]):  # a schedule
+            return " Write a number, such as 3e-4, or points over steps, such as [[0, 3e-4], [100000, 0.0]]."
     return ""
 
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.errors import SettingsError, UnknownNameError
 from etude.policies.policy import ACT_ELSEWHERE
-from etude.settings import has_other_values, nearest, other_names, own_paths, shown
+from etude.settings import difference, has_other_values, nearest, other_names, own_paths, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,8 +83,8 @@ def _wrong_call(
         return f"{owner}.{name}: {error}. {how_to_train(given[0], [*given[1:], *named.values()])}"
     takes = [p.name for p in signature.parameters.values() if p.name != "self"]
     unknown = [key for key in named if key not in takes]
-    same = [own for key in unknown for own in other_names(key) if own in takes]
-    hint = f" Here it is `{same[0]}`." if same else ""
+    same = [(key, own) for key in unknown for own in other_names(key) if own in takes]
+    hint = f" Here it is `{same[0][1]}`.{difference(*same[0])}" if same else ""
     return f"{owner}.{name}: {error}. It takes {', '.join(takes) or 'no arguments'}.{hint}"
 
 

@@ -168,7 +168,7 @@ def test_load_on_the_class_names_the_function(path):
 
 def test_wrong_arguments_of_methods_are_named_with_the_right_ones(ppo):
     said(lambda: ppo.evaluate(n_eval_episodes=3), "n_eval_episodes", "`num_episodes`")
-    said(lambda: ppo.evaluate(3, deterministic=True), "deterministic", "`explore`")
+    said(lambda: ppo.evaluate(3, deterministic=True), "deterministic", "`explore`. It is the opposite")
     said(lambda: ppo.evaluate("CartPole-v1"), "'CartPole-v1'", "env=")
     said(lambda: ppo.record("data"), "num_episodes")
     said(lambda: ppo.save(), "path")
@@ -245,11 +245,14 @@ def test_a_loss_that_takes_the_wrong_arguments_is_named_when_it_is_given():
 
 def test_settings_of_other_kinds_come_with_what_to_write():
     said(lambda: PPOConfig(network={"hidden": [64, 64]}), "network", "NetworkConfig(hidden=[64, 64])")
-    said(lambda: PPOConfig(connectors="normalize_obs"), "connectors", "('normalize_obs',)")
+    said(lambda: PPOConfig(connectors="normalize_obs"), "connectors", "Write ['normalize_obs'].")
     said(lambda: PPOConfig(workers=2), "workers", "Workers(num_workers=2)")
     said(lambda: PPOConfig(record="data"), "record", "RecordConfig(path='data')")
     said(lambda: etude.NetworkConfig(hidden="64,64"), "hidden", "(64, 64)")
-    said(lambda: etude.NetworkConfig(hidden=64), "hidden", "(64,)")
+    said(lambda: etude.NetworkConfig(hidden=64), "hidden", "Write [64].")
+    said(lambda: PPOConfig(network={"net_arch": [9, 9], "activation_fn": 1}), "(hidden=[9, 9], activation=...)")
+    for slip in ("lin_1e-3", lambda progress: 1e-3 * progress):
+        said(lambda slip=slip: PPOConfig(lr=slip), "points over steps, such as [[0, 3e-4], [100000, 0.0]]")
     said(lambda: PPOConfig(lr="3e-4"), "lr", "0.0003")
 
 
@@ -294,7 +297,7 @@ class Misspelt(etude.Callback):
 def test_other_slips_of_newcomers(tmp_path, ppo):
     said(lambda: etude.BC("data/expert"), "BC(BCConfig(data='data/expert'))")
     said(lambda: etude.preset(PPO, "CartPole-v1"), "given by its name, such as 'ppo'")
-    said(lambda: PPOConfig(env="CartPole-v1", callbacks=etude.Callback), "Write (Callback,)")
+    said(lambda: PPOConfig(env="CartPole-v1", callbacks=etude.Callback), "Write [Callback].")
     assert isinstance(callback_from(Flagged), Flagged)
     for callback in (Misspelt, Misspelt()):
         said(
@@ -317,6 +320,12 @@ def test_stop_and_configs_know_the_names_of_other_libraries():
     for name in ("total_timesteps", "timesteps_total", "total_steps"):
         said(lambda name=name: Stop(**{name: 10}), "`env_steps`")
         said(lambda name=name: PPOConfig(**{name: 10}), "fit(Stop(env_steps=")
+    for name, instead in {
+        "normalize": "normalize_obs and normalize_reward",
+        "frame_stack": "frame_stack:4",
+        "env_wrapper": "a function that makes the wrapped env as `env`",
+    }.items():
+        said(lambda name=name: PPOConfig(**{name: 1}), instead)
 
 
 @pytest.mark.parametrize(
