@@ -181,7 +181,8 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
     """The simple spaces inside ``space`` by column name, in the space's own order.
 
     Raises:
-        SpaceError: a part is not Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; the part is named.
+        SpaceError: a part is not Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, or its dtype has another
+            byte order than this machine; the part is named.
     """
     return {name: leaf for name, _, leaf in walk(space, root)}
 
@@ -199,6 +200,11 @@ def walk(space: Space, name: str, path: Keys = ()) -> list[tuple[str, Keys, Spac
             found += walk(part, f"{name}{SEPARATOR}{key}", (*path, key))
         return found
     if isinstance(space, _LEAVES):
+        if not leaf_dtype(space).isnative:
+            raise SpaceError(
+                f"the space of `{name}` has dtype {leaf_dtype(space)}, whose byte order is not this machine's: give "
+                f"the space the dtype {leaf_dtype(space).name}. Observations may keep theirs."
+            )
         return [(name, path, space)]
     if not isinstance(space, spaces.Space):
         raise SpaceError(f"the space of `{name}` is {space!r}: it must be an object of a class in gymnasium.spaces.")

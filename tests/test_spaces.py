@@ -150,6 +150,7 @@ def test_bounds_that_are_all_alike_are_one_number():
         (spaces.Text(3), "`obs` is a Text space. Etude handles Box, .* turn this part into one of them"),
         (spaces.Dict(a=spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)])), "`obs/a/0` is a Graph space"),
         (spaces.Dict({"a/b": spaces.Discrete(2)}), "`obs`: the key 'a/b' holds a '/'"),
+        (spaces.Box(-1, 1, (2,), np.dtype("=f4").newbyteorder()), "byte order is not this machine's: .* dtype float32"),
     ],
 )
 def test_spaces_that_are_not_handled_are_named(space, message):
