@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -30,9 +29,6 @@ _log = logging.getLogger("etude.algorithms")
 
 _TAKEN_APART = "of the runner and the connectors, not all were taken from the checkpoint"
 
-_LAST_IN: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The algorithm that last collected steps in an env object of the user, by the id of the object."""
-
 
 class ActingAlgorithm(Algorithm[C]):
     """Base class of algorithms that own envs and a runner and collect experience. Define `loss` and `training_step`."""
@@ -47,7 +43,6 @@ class ActingAlgorithm(Algorithm[C]):
     host."""
 
     _runner: Runner | None = None
-    _has_collected: bool = False
     _saved_runner: dict[str, Any] | None = None
     """The state of a loaded run's runner, until its envs are made."""
     counts: dict[str, float]
@@ -258,18 +253,9 @@ class ActingAlgorithm(Algorithm[C]):
         Also updates the counts of steps and the statistics of finished and faulty episodes.
 
         Raises:
-            SettingsError: every segment is shorter than `trajectories.min_length`; or `env` is one object, in which
-                another algorithm has collected steps in the meantime.
+            SettingsError: every segment is shorter than `trajectories.min_length`.
         """
-        runner, env = self.runner, self.config.env
-        if env is not None and self.in_use(env):
-            if self._has_collected and _LAST_IN.get(id(env)) is not self:
-                raise SettingsError(
-                    f"`env` is one {type(env).__name__} object, in which another algorithm has acted since this one "
-                    "did, so the running episode is lost: give a function that makes envs to each, or an object of "
-                    "its own."
-                )
-            _LAST_IN[id(env)], self._has_collected = self, True
+        runner = self.runner
         with self.timed("sample"), held(self.num_threads):
             given = runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         parts = {}

@@ -133,14 +133,6 @@ def test_one_env_object() -> None:
     assert [algorithm.evaluate(2, env=own).episodes for _ in range(2)] == [2, 2]
     with pytest.raises(Exception, match="one TimeLimit object can't be 2 envs"):
         ppo(env=env, num_envs=2)
-    other = ppo(env=env, num_envs=1, num_steps=50)
-    for _ in range(2):
-        other.train()
-    del other
-    with pytest.raises(
-        SettingsError, match="`env` is one TimeLimit object, in which another algorithm has acted since"
-    ):
-        algorithm.train()
 
 
 def test_a_vector_env_object_and_a_function_that_makes_one() -> None:
