@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings as long arrays with a row per step, named as in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
 
-An HDF5 or NumPy ``.npz`` file contains ``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and
-optionally ``next_observations`` and ``infos/...``. Episodes follow each other and end where a flag is set. Without
-``next_observations``, the final observation of an episode is unknown. Rewards, flags and integer actions may have shape
-``[N, 1]``.
+An HDF5 or NumPy ``.npz`` file contains ``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts`` (or
+``dones`` in place of one of them), and optionally ``next_observations`` and ``infos/...``. Episodes follow each other
+and end where a flag is set. Without ``next_observations``, the final observation of an episode is unknown. Rewards,
+flags and integer actions may have shape ``[N, 1]``.
 """
 
 import contextlib
@@ -121,8 +121,7 @@ class FlatArrays(TableRows, FileFormat):
                 what = f"the arrays are not those of {self.files[0].name}: {', '.join(names)} differ"
                 raise DataError(f"{path}: {what}. Read them as two recordings.")
             groups += _groups(file, layout, f"{f}-" if len(self.files) > 1 else "")
-        done = {DONE: DONE} if DONE in layout else {}
-        contents = contents_of(Source(self.files, done, ETUDE), groups, is_sorted=True)
+        contents = contents_of(Source(self.files, preset=ETUDE), groups, is_sorted=True)
         meta = {**contents.header.meta, **({"dropped": dropped} if dropped else {})}
         if not layout.keys() & {*FLAGS}:
             ends = "no flag says where episodes end: each file is one piece of an episode"
@@ -204,7 +203,7 @@ def _flags(stored: Iterable[str]) -> dict[str, str]:
     """The arrays that are flags, by Etude's names."""
     known = {col.TERMINATED: TERMINATED, col.TRUNCATED: TRUNCATED, DONE: DONES}
     flags = {flag: name for flag, names in known.items() for name in reversed(names) if name in stored}
-    if col.TERMINATED in flags:
+    if {*FLAGS[:2]} <= flags.keys():
         flags.pop(DONE, None)
     return flags
 

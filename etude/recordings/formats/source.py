@@ -36,7 +36,7 @@ NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS, PROP
 """What a table's columns can be mapped to; a part of a nested column is written ``obs/camera``."""
 
 _ROOTS: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS)
-_OWN: Final = (*KEYS, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
+_OWN: Final = (*KEYS, col.SEGMENT, col.T_INDEX, *FLAGS)
 PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "rllib": {
         col.OBS: ("obs",),
@@ -61,6 +61,7 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         col.NEXT_OBS: ("next_observations",),
         col.TERMINATED: ("terminals",),
         col.TRUNCATED: ("timeouts",),
+        DONE: ("dones", "done"),
     },
 }
 """Column names of other tools; the first name that a table has is used."""
@@ -183,9 +184,11 @@ class Source:
                     raise DataError(f"there is no column `{part}` for `{name}`; {there}")
         if self.preset == ETUDE or (isinstance(self.data, Mapping) and not self.columns and self.preset is None):
             out = {name: (name,) for name in names if name in _OWN or name.split(SEPARATOR)[0] in _ROOTS} | out
+            if {*FLAGS[:2]} <= out.keys() and DONE not in self.columns:
+                out.pop(DONE, None)
         for name, known in PRESETS.get(self.preset or "", {}).items():
             found = next((own for own in known if own in names), None)
-            taken = name == DONE and (col.TERMINATED in out or col.TRUNCATED in out)
+            taken = name == DONE and {*FLAGS[:2]} <= out.keys()
             if found and not taken and not any(col.is_under(mapped, name) for mapped in out):
                 out[name] = (found,)
         if PROPENSITY in out and col.LOGP in out:

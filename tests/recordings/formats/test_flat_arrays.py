@@ -16,6 +16,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings import Recording
 from etude.recordings.formats.d4rl import D4RLHdf5, D4RLNpz
+from etude.recordings.formats.source import Source
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -157,6 +158,20 @@ def test_dones_alone_and_no_flags_at_all_are_told(tmp_path: Path) -> None:
     recording = opened(tmp_path / "more", "npz", arrays)
     assert "no flag says where episodes end" in recording.meta["inferred"]["ends"]
     assert recording.part(0).num_segments == 1
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_dones_stand_for_the_flag_that_is_missing(kind: str, tmp_path: Path) -> None:
+    arrays = some(nexts=False)
+    timeouts = arrays.pop("timeouts")
+    dones = arrays["terminals"] | timeouts
+    segments = opened(tmp_path, kind, {**arrays, "dones": dones}).part(0).segments
+    ends = np.flatnonzero(dones)
+    np.testing.assert_array_equal(segments.terminated[: len(ends)], arrays["terminals"][ends])
+    np.testing.assert_array_equal(segments.truncated[: len(ends)], ~arrays["terminals"][ends])
+    table = {name: values for name, values in arrays.items() if "/" not in name} | {"dones": dones}
+    found = Recording.open(Source(table, preset="d4rl"), on_bad=None).part(0).segments
+    np.testing.assert_array_equal(found.truncated, segments.truncated)
 
 
 def changed(**changes: Any) -> Arrays:

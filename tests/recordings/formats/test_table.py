@@ -1308,6 +1308,11 @@ def test_a_dict_of_arrays_with_next_observations_has_the_episodes_that_flags_end
     obs = np.arange(6.0)[:, None].astype(np.float32)
     given = {"obs": obs, "action": [0, 1] * 3, "next_obs": obs + 1, "terminated": [False, False, True] * 2}
     assert Recording.open(Source(given)).read().lengths.tolist() == [3, 3]
+    done = [False, True, True] * 2
+    ended = Recording.open(Source({**given, "done": done})).read().segments
+    assert (ended.terminated.tolist(), ended.truncated.tolist()) == ([False, True] * 2, [True, False] * 2)
+    both = Recording.open(Source({**given, "truncated": [False] * 6, "done": done})).read()
+    assert (both.lengths.tolist(), both.steps["done"].tolist()) == ([3, 3], done)
     del given["terminated"]
     assert Recording.open(Source(given)).read().lengths.tolist() == [1] * 6
 
