@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from etude.experience import Experience, Segments
@@ -88,9 +89,17 @@ def with_known_finals(exp: Experience, known: NDArray[np.bool_]) -> Experience:
     return Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=known), finals)
 
 
-def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
-    """Return the columns ``names`` of the rows for which ``where`` holds; removed rows cut segments."""
-    return Experience.from_table(exp.to_table().filter(where)).only(names)
+def filtered(exp: Experience, where: pc.Expression, names: Sequence[str], *, looks_ahead: bool = False) -> Experience:
+    """Return the columns ``names`` of the rows for which ``where`` holds; removed rows cut segments.
+
+    Only with ``looks_ahead``, a segment that ends where a row was removed has the observation of that row.
+    """
+    table = exp.to_table()
+    if not looks_ahead:
+        return Experience.from_table(table.filter(where)).only(names)
+    kept = np.asarray(ds.dataset(table).to_table(columns={"kept": where})["kept"].fill_null(False))
+    found, start, _, _ = cut_where(exp, kept)
+    return found.select(kept[start]).only(names)
 
 
 def row_bytes(exp: Experience) -> int:

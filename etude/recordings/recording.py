@@ -288,8 +288,9 @@ class Recording(Screened):
                 `etude.recordings.where.RowFilter`), or an expression over stored scalar columns, such as
                 ``pyarrow.compute.field("reward") > 0``. Row groups that can't match are not read. Removed rows cut
                 segments.
-            next_obs: Whether the next observation of each step is needed. ``on_bad="repair"`` and ``"skip"`` then also
-                leave out the last step of a truncated episode if the observation after it is unknown.
+            next_obs: Whether the next observation of each step is needed. Segments that a filter cut then have the
+                observation of the row that follows as ``final_obs``. ``on_bad="repair"`` and ``"skip"`` also leave out
+                the last step of a truncated episode if the observation after it is unknown.
 
         Raises:
             DataError: a column does not exist, or a file can't be decoded.

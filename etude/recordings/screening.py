@@ -255,12 +255,14 @@ class Screened:
         if self._timeline is None:
             exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
             if isinstance(where, RowFilter):
-                return where.chosen(exp, looks_ahead=False).only(columns)
-            return exp if where is None else filtered(exp, where, columns)
+                return where.chosen(exp, looks_ahead=next_obs).only(columns)
+            return exp if where is None else filtered(exp, where, columns, looks_ahead=next_obs)
         self._begin()
         problems: list[Problem] = []
         if isinstance(where, RowFilter):
-            exp = self._steps_where(k, columns, where)
+            exp = self._steps_where(k, columns, where, next_obs)
+        elif where is not None and next_obs:
+            exp = filtered(self._units.load(k), where, columns, looks_ahead=True)
         elif where is not None:
             exp = self._units.load(k, columns, where)
         elif self._units.own is not None:
@@ -336,13 +338,13 @@ class Screened:
         except DataError:
             return 0
 
-    def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
+    def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter, next_obs: bool) -> Experience:
         """Load these columns of the steps of part ``k`` for which ``where`` holds."""
         where.check_names((), self._units.columns)
         names = list(dict.fromkeys([*columns, *where.columns_in(self._units.columns)]))
         # Joined recordings have other episode ids here than on disk.
         episodes = where.episodes() if self._units.own is not None else None
-        return where.chosen(self._units.load(k, names, episodes), looks_ahead=False).only(columns)
+        return where.chosen(self._units.load(k, names, episodes), looks_ahead=next_obs).only(columns)
 
     def _begin(self) -> None:
         """Raise or count the problems of the whole recording, before the first part is loaded."""

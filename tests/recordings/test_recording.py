@@ -89,6 +89,18 @@ def test_a_filter_on_rows(tmp_path, whole):
     assert recording.read(filter=pc.field("t") > 99).num_steps == 0
 
 
+@pytest.mark.parametrize("where", [(pc.field("t") != 2) & (pc.field("t") != 4), "t != 2 and t != 4"])
+@pytest.mark.parametrize("on_bad", ["strict", "repair"])
+def test_segments_that_a_filter_cut_have_the_next_observation_if_it_is_needed(tmp_path, where, on_bad):
+    record(tmp_path, numbered([6, 3, 6]))
+    rewritten(tmp_path, 4)  # a row that is left out begins a row group
+    exp = Recording.open(tmp_path, on_bad=on_bad).read(columns=["obs", "action"], filter=where, next_obs=True)
+    assert list(exp.steps) == ["obs", "action"]
+    assert exp.lengths.tolist() == [2, 1, 1, 2, 2, 1, 1]
+    assert exp.segments.has_final_obs.all()
+    np.testing.assert_array_equal(exp.final_obs["obs"], exp.steps["obs"][exp.offsets[1:] - 1] + [0, 1, 1])
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 15), min_size=1, max_size=4),
