@@ -51,6 +51,8 @@ def nested(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
                 raise DataError(f"column `{name}` is a part of a column that has numbers itself. Rename one of them.")
+        if last in inner:
+            raise DataError(f"column `{name}` has numbers itself, but others are parts of it. Rename one of them.")
         inner[last] = column
     return out
 

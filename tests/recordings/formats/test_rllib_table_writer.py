@@ -135,3 +135,11 @@ def test_columns_of_names_that_rllib_gives_others_replace_nothing(tmp_path: Path
     assert "column `action_logp` is called `extra_action_logp`" in " ".join(written.notes)
     if form == "rllib-table":
         np.testing.assert_array_equal(back.steps["extra_rewards"], more["rewards"])
+
+
+@pytest.mark.parametrize("form", ["rllib-table", "rllib-episodes"])
+@pytest.mark.parametrize("names", [("speed", "speed/x"), ("speed/x", "speed"), ("info/speed/x", "info/speed")])
+def test_a_column_and_a_part_of_it_are_refused_in_any_order(tmp_path: Path, form: str, names: list[str]) -> None:
+    exp = episodes(BOX, MOVE, [4]).with_steps(**{name: np.arange(4.0) for name in names})
+    with pytest.raises(DataError, match=f"column `{names[1]}` .* that has numbers|column `{names[1]}` has numbers"):
+        converted(tmp_path, form, BOX, MOVE, exp)
