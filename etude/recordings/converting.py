@@ -299,7 +299,8 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
         assert isinstance(folder, Path)
         notes = exported(recording, folder, format, path, fps)
     written = Recording.open(path)
-    written.notes = tuple(notes)
+    dropped = written.meta.get("dropped", {}).items()
+    written.notes = (*notes, *(f"`{name}` is written, but Etude does not read it: {why}" for name, why in dropped))
     return written
 
 

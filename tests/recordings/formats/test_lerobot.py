@@ -500,6 +500,18 @@ def test_episodes_come_back_as_they_were(obs: gym.Space, action: gym.Space, leng
         assert_equal(without(written.read(), "timestamp", "task_index"), held(exp))
 
 
+def test_columns_that_are_not_read_again_are_noted(tmp_path: Path) -> None:
+    box = gym.spaces.Box(-1, 1, (2,))
+    exp = held(episodes(box, box, [4])).with_steps(**{name: np.arange(4.0) for name in ("a", "b", "a/b", "b.c", "")})
+    written = converted(tmp_path, "lerobot", box, box, exp)
+    assert {"a", "b"} <= {*written.columns}
+    assert {*written.notes[-3:]} == {
+        "`a.b` is written, but Etude does not read it: its name is that of another column",
+        "`b.c` is written, but Etude does not read it: its name is that of another column",
+        "`` is written, but Etude does not read it: its name can't be a column's name",
+    }
+
+
 def test_images_tasks_and_names_are_kept(tmp_path: Path) -> None:
     first = Recording.open(MADE / "cameras")
     again = convert(first, tmp_path / "a", "lerobot")
