@@ -49,10 +49,11 @@ class MinariWriter:
         if not _NAME.fullmatch(path.name):
             such = path.with_name(path.name + "-v0")
             raise DataError(f"Minari's datasets have a version, but the folder is {path}. Call it {such}, say.")
+        left_out = extras(columns, header)
         for name in columns:
-            if {"", "."} & set(name.split(col.SEPARATOR)):
+            if name not in left_out and {"", "."} & set(name.split(col.SEPARATOR)):
                 raise DataError(f"HDF5 can't store a part called '' or '.', as in the column `{name}`: rename it.")
-        others = [f"`{name}`" for name in extras(columns, header)]
+        others = [f"`{name}`" if name else "the column without a name" for name in left_out]
         self.notes: list[str] = []
         if others:
             self.notes.append(

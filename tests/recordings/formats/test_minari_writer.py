@@ -93,6 +93,14 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert written.read().segments.t_start.tolist() == [0, 0]
 
 
+def test_only_a_column_that_is_written_needs_a_name_for_hdf5(tmp_path: Path) -> None:
+    exp = episodes(BOX, MOVE, [4])
+    written = converted(tmp_path, "minari", BOX, MOVE, exp.with_steps(**{"": np.arange(4)}))
+    assert "`my_score`, the column without a name: not an observation" in written.notes[0]
+    with pytest.raises(DataError, match="HDF5 can't store a part called '' or '.', as in the column `info/`: rename"):
+        converted(tmp_path / "other", "minari", BOX, MOVE, exp.with_steps(**{"info/": np.arange(4)}))
+
+
 def test_a_dataset_of_minari_keeps_what_it_says_of_itself(tmp_path: Path) -> None:
     first = converted(tmp_path, "minari", BOX, MOVE, episodes(BOX, MOVE, [4]))
     about = tmp_path / "out-v0" / "data" / "metadata.json"
