@@ -189,10 +189,17 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
+_IMAGES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+"""The first bytes of compressed images."""
+
+
 def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
     """Convert byte strings of equal length to ``[rows, bytes]``."""
-    width = _one_length(pc.binary_length(array), "bytes", "decode what is compressed", name, place)
-    return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), width)
+    advice, values = "decode what is compressed", array.to_pylist()
+    width = _one_length(pc.binary_length(array), "bytes", advice, name, place)
+    if values and all(value.startswith(_IMAGES) for value in values):
+        raise DataError(f"{place(0)}: column `{name}` holds PNG or JPEG files, not numbers: {advice}.")
+    return np.frombuffer(b"".join(values), np.uint8).reshape(len(array), width)
 
 
 def _check_depth(kind: pa.DataType, name: str, place: Place) -> None:

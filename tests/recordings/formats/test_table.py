@@ -2,6 +2,7 @@
 """Any table, against a naive regrouping of its rows."""
 
 import datetime
+import io
 import json
 import uuid
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from etude.cli.main import main
 from etude.errors import DataError, SettingsError
@@ -855,6 +857,20 @@ def test_uuids_are_ids() -> None:
     texts = pa.array([b"a1b2c3d4e5f60710"] * 3, pa.binary(16))
     exp = Recording.open(Source(pa.table({"ep": texts, "x": [1.0, 2.0, 3.0], "a": [0, 1, 0]}), columns)).read()
     assert exp.segments.episode_id.tolist() == ["a1b2c3d4e5f60710"]
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+def test_images_that_are_compressed_are_not_numbers(kind: str) -> None:
+    files = []
+    for color in (7, 9):
+        Image.new("L", (4, 4), color).save(file := io.BytesIO(), kind)
+        files.append(file.getvalue())
+    assert len(files[0]) == len(files[1])
+    columns = {"obs": "x", "action": "a", "terminated": "every-row"}
+    with pytest.raises(DataError, match="row 0: column `x` holds PNG or JPEG files.*: decode what is compressed"):
+        Recording.open(Source(pa.table({"x": files, "a": [0, 1]}), columns)).read()
+    raw = [files[0], bytes(len(files[0]))]
+    assert Recording.open(Source(pa.table({"x": raw, "a": [0, 1]}), columns)).read().num_steps == 2
 
 
 @pytest.mark.parametrize("name", ["state.at.typo", "state.typo.x", "state.speed.a.b", "typo.x.y.z"])
