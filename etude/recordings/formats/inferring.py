@@ -22,7 +22,7 @@ MOST_CHOICES: Final = 65_536
 FEW_TEXTS: Final = 16
 """Up to this many different texts are always read as names."""
 _WRITTEN: Final = {
-    "list": re.compile(r"\[(?=\D*\d)[-+\d.eE,;\s\[\]]*\]"),
+    "list": re.compile(r"(\[|array\(|\((?=.*\d[.eE])(?=.*[,;]))(?=\D*\d)[-+\d.eE,;\s\[\]()]*(dtype=\w+)?[\])]", re.S),
     "whole": re.compile(r"[-+]?\d+"),
     "fraction": re.compile(
         r"[-+]?(\d+[.,]\d*|[.,]\d+|\d{1,3}([,']\d{3})+(\.\d*)?|\d{1,3}([. ]\d{3})+,\d+|\d+(?=[eE]))([eE][-+]?\d+)?"
@@ -138,7 +138,7 @@ def written_numbers(texts: Iterable[str]) -> str | None:
     """Describe texts that are numbers, or lists of numbers, rather than names; None if they are names.
 
     Texts are numbers if most of them are written as numbers, and some of these have a fraction. Whole numbers alone may
-    be names, such as codes of products.
+    be names, such as codes of products, and so may tuples of them.
     """
     kinds: dict[str, list[str]] = {kind: [] for kind in _WRITTEN}
     for text in texts:
