@@ -265,6 +265,21 @@ def test_a_driver_whose_files_can_not_be_closed_is_told(monkeypatch):
         footer(path)
 
 
+def test_a_driver_that_reads_only_from_the_start_or_writes_nothing_is_told(monkeypatch):
+    def started(self, path, mode="rb", **options):  # as fsspec's HTTP file system does it
+        if mode != "rb":
+            raise NotImplementedError
+        raise ValueError("The server doesn't appear to support range requests.")
+
+    path = located("memory://box/a.parquet")
+    write_atomically(path, b"1")
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", started)
+    with pytest.raises(DataError, match="driver fails .*range requests.*Copy the file to this machine"):
+        footer(path)
+    with pytest.raises(OSError, match="its file system can't do this: it may be one to read from only"):
+        write_atomically(path, b"2")
+
+
 def test_data_in_words():
     assert shown("s3://K:S@bucket/x") == "s3://***@bucket/x"
     assert shown(["a", Path("b"), "c", "d", "e"]) == "a, b, c and 2 more"

@@ -71,6 +71,7 @@ def _tried(path: AnyPath) -> pq.FileMetaData | DataError:
 
 def _read(path: AnyPath) -> pq.FileMetaData:
     source, system = arrow_path(path)
+    metadata = None
     try:
         metadata = pq.read_metadata(source, filesystem=system)
         _ = metadata.schema.to_arrow_schema().names  # decodes them
@@ -84,11 +85,12 @@ def _read(path: AnyPath) -> pq.FileMetaData:
             f"{path}: is not a whole Parquet file: it was cut off or overwritten ({first_line(error)}). "
             "Restore it from a copy, or move it away to read the rest."
         ) from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except Exception as error:
+        if metadata is None:
+            what = f"{path}: its file system's driver fails ({described(error)})"
+            raise DataError(f"{what}. Copy the file to this machine, or give another URL.") from error
         raise DataError(
             f"{path}: a library that this process has imported, such as Ray Data, rejects the file's Arrow "
             f"types ({first_line(error)}). Convert the recording in a process without it, by `etude data convert`."
         ) from error
-    except Exception as error:
-        raise DataError(f"{path}: its file system's driver fails ({described(error)}). Give another URL.") from error
     return metadata
