@@ -2,9 +2,10 @@
 """The whole gradient step (loss, gradient, clipping and Adam) as one compiled graph."""
 
 import importlib.util
+import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -105,8 +106,8 @@ class CompiledStep:
             if type(error).__name__ == "FailOnRecompileLimitHit":
                 raise EtudeError(
                     "compile=True: the loss or the network reads a Python number or object that keeps changing, and "
-                    "each state is compiled anew. Keep it in a tensor (a buffer of the module) or a column of the "
-                    "batch, or train without compile."
+                    "each state is compiled anew. Keep it in a tensor (a buffer of the module, which `after_step` may "
+                    "change) or a column of the batch, or train without compile."
                 ) from error
             if _NEW_PARTS in str(error):
                 raise EtudeError(
@@ -116,7 +117,8 @@ class CompiledStep:
             raise EtudeError(
                 f"compile=True: torch can't make one graph of the loss and the network ({str(error).splitlines()[0]}; "
                 "the error above says more). Usual causes are a branch on the value of a tensor, float() or .item() "
-                "of one, NumPy, and batch norm. Write it with tensors alone, or train without compile."
+                "of one, NumPy, batch norm, and a tensor that the loss changes in place or keeps in an object (do that "
+                "in `after_step`). Write it with tensors alone, or train without compile."
             ) from error
 
     def _columns_used(self, batch: Batch) -> list[str]:
@@ -124,8 +126,13 @@ class CompiledStep:
         wants_sides = self._optim.needs_sides and self._optim.sides is None
         # This call must use no random numbers: a resumed run, which repeats it, would differ from one never stopped.
         drawn_on = [self._device] if self._device.type == "cuda" else []
+        original = inspect.unwrap(self._loss)
+        things = [getattr(original, "__self__", original), *self._module.modules()]
+        before = [dict(getattr(thing, "__dict__", {})) for thing in things]
         with torch.set_grad_enabled(wants_sides), torch.random.fork_rng(drawn_on):
             loss = self._loss(self._module, batch)
+        for thing, known in zip(things, before, strict=True):
+            _refuse_changes(thing, known)
         if wants_sides:
             self._optim.set_sides(self._optim.reached_by(loss))
         self._lossed.sides = self._optim.sides
@@ -196,6 +203,19 @@ class CompiledStep:
             if name not in resting:
                 optimizer.traced_step(sum(own[1:], own[0]), rate, is_fine)
         return {name: part.detach() for name, part in losses.items()}, figures, kept, is_fine
+
+
+def _refuse_changes(thing: Any, before: Mapping[str, Any]) -> None:
+    """Raise a SettingsError if a number, text or boolean among the attributes is not as ``before``."""
+    for name, value in getattr(thing, "__dict__", {}).items():
+        old = before.get(name, getattr(type(thing), name, None))  # of the class, until it is set on the object
+        is_plain = isinstance(old, bool | int | float | str) and isinstance(value, bool | int | float | str)
+        if is_plain and old is not value and old != value and name != "_checked":  # which a `Module` sets itself
+            raise SettingsError(
+                f"`compile` is True, but the loss changes `{name}` of {type(thing).__name__} from {old!r} to "
+                f"{value!r}. A compiled step may call the loss several times, or not at all: change it in "
+                "`after_step`, or leave `compile` out."
+            )
 
 
 def load_triton(device: torch.device) -> None:
