@@ -280,9 +280,10 @@ Optimizer: TypeAlias = Adam | TorchOptimizer
 
 
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two, or if a frozen one has an
-    optimizer; the message names it."""
-    needed = {p: name for name, p in module.named_parameters() if p.requires_grad}
+    """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two, or if an optimizer has a
+    frozen one, one that is not in the module, or something else; the message names it."""
+    names = {p: name for name, p in module.named_parameters()}
+    needed = {p: name for p, name in names.items() if p.requires_grad}
     if not needed:
         raise EtudeError("the module has no parameter to train.")
     owner: dict[nn.Parameter, str] = {}
@@ -290,10 +291,15 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
         if not members:
             raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
         for p in members:
+            if not isinstance(p, nn.Parameter):
+                raise ModuleError(
+                    f"optimizer `{group}` was given a {type(p).__name__}: give it a list of parameters, such as "
+                    "list(module.parameters())."
+                )
             if p in owner:
                 raise EtudeError(f"parameter `{needed.get(p, '?')}` has two optimizers: {owner[p]}, {group}.")
             if not p.requires_grad:
-                name = next((name for name, own in module.named_parameters() if own is p), "?")
+                name = names.get(p, "?")
                 raise EtudeError(
                     f"parameter `{name}` of optimizer `{group}` is frozen (requires_grad is False), but "
                     "the optimizer's averages of past gradients would still move it. Freeze parameters before the "
@@ -306,6 +312,13 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
             raise EtudeError(
                 f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False. A learner "
                 "trains the parameters that a module has, unfrozen, when the learner is made."
+            )
+    for p, group in owner.items():
+        if p not in names:
+            raise ModuleError(
+                f"optimizer `{group}` has a parameter of shape {tuple(p.shape)} that is not in the module, so "
+                "it would not be saved. Register it in `make_module`, such as by "
+                'module.register_parameter("scale", parameter).'
             )
 
 

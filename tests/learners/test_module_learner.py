@@ -141,6 +141,13 @@ def test_parameters_without_an_optimizer_or_with_two_are_named() -> None:
         ModuleLearner(module, loss, parameters={"a": groups["actor"], "c": [*groups["critic"], groups["actor"][0]]})
     with pytest.raises(EtudeError, match="optimizer `c` has no parameters"):
         ModuleLearner(module, loss, parameters={"a": list(module.parameters()), "c": []})
+    with pytest.raises(ModuleError, match=r"optimizer `a` was given a tuple: .* such as list\(module.parameters\(\)\)"):
+        ModuleLearner(module, loss, parameters={"a": list(module.named_parameters())})  # type: ignore[dict-item]
+    own = nn.Parameter(torch.zeros(3))
+    with pytest.raises(ModuleError, match=r"optimizer `c` has a parameter of shape \(3,\) that is not in the module"):
+        ModuleLearner(module, loss, parameters={"a": list(module.parameters()), "c": [own]})
+    module.register_parameter("own", own)
+    assert "own" in ModuleLearner(module, loss).weights()
     with pytest.raises(EtudeError, match=r"learning rates for \['a'\], but optimizers \['actor', 'critic'\]"):
         ModuleLearner(module, loss, lr={"a": 0.1}, parameters=groups)
     with pytest.raises(EtudeError, match="no parameter to train"):
@@ -516,18 +523,58 @@ def test_a_compiled_loss_that_changes_all_the_time_is_told() -> None:
         deque(iter(grow, 0), maxlen=0)
 
 
+class Alternating:
+    turn = 0  # of the class, until it is set on the object
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        self.turn = (self.turn + 1) % 2
+        return Loss(all=module(batch.obs).value.square().mean() * self.turn)
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, obs: torch.Tensor) -> Output:  # type: ignore[override]
+        self.calls += 1
+        return Output((out := super().forward(obs))[:, 1:], value=out[:, 0])
+
+
 @pytest.mark.parametrize(
-    ("kind", "what"), [("branch", "Data-dependent branching"), ("float", "data-dependent expression"), ("numpy", "")]
+    ("net", "function", "what"),
+    [
+        (None, Alternating().loss, "`turn` of Alternating from 0 to 1"),
+        (Counting(4, 4), lambda module, batch: module(batch.obs).value.mean(), "`calls` of Counting from 0 to 1"),
+    ],
+)
+def test_a_loss_that_changes_its_state_is_not_compiled(net: Any, function: Any, what: str) -> None:
+    learner = ModuleLearner(make(net), function, compute=ComputeConfig(compile=True))
+    with pytest.raises(SettingsError, match=f"the loss changes {what}.* change it in `after_step`"):
+        learner.update_from(some_batches())
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("branch", "Data-dependent branching"),
+        ("float", "data-dependent expression"),
+        ("numpy", ""),
+        ("buffer", r"changes in place or keeps in an object \(do that in `after_step`\)"),
+    ],
 )
 def test_a_loss_that_can_not_be_compiled_is_told(kind: str, what: str) -> None:
     def by_values(module: Module, batch: Batch) -> Loss:
         value = module(batch.obs).value
         if kind == "branch" and value.mean() > 0:
             return Loss(all=value.square().mean())
+        if kind == "buffer":
+            module.get_buffer("seen").add_(1)
+            return Loss(all=value.square().mean())
         size = float(value.mean()) if kind == "float" else float(np.interp(batch.obs[0, 0], (0, 1), (1, 2)))
         return Loss(all=value.square().mean()).log(size=size)
 
-    learner = ModuleLearner(make(), by_values, compute=ComputeConfig(compile=True))
+    module = make()
+    module.register_buffer("seen", torch.zeros(()))
+    learner = ModuleLearner(module, by_values, compute=ComputeConfig(compile=True))
     with pytest.raises(EtudeError, match=f"can't make one graph of the loss .*{what}.* or train without compile"):
         learner.update_from(some_batches())
 
