@@ -9,6 +9,7 @@ from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
+from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.interruption import interruptible
 from etude.learners import ModuleLearner, Update
@@ -71,7 +72,13 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         """Update one module from the output of its learner's connectors."""
         learner, module = self.learner.modules[name], self.policies[name].module
         with self.settings_of(name):
-            return self.update(learner, batch) if module.own_loss is None else self.update_epochs(learner, batch)
+            update = self.update(learner, batch) if module.own_loss is None else self.update_epochs(learner, batch)
+        if not isinstance(update, Update):
+            raise SettingsError(
+                f"{type(self).__name__}.update returned {update!r:.50}, but must return an Update, such as that of "
+                "self.update_epochs(learner, exp)."
+            )
+        return update
 
     def assign(self, parts: dict[str, Experience]) -> dict[str, Experience]:
         """Choose the experience that each module learns from, by module id; by default, its own.

@@ -231,6 +231,18 @@ def test_hooks_that_return_something_else_are_told(hook: str, returned: Any, sai
         cls(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32))
 
 
+def test_an_update_that_returns_nothing_is_told() -> None:
+    class Silent(etude.PPO):
+        def update(self, learner: Any, exp: Any) -> Any:
+            super().update(learner, exp)
+
+    algorithm = Silent(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32))
+    with pytest.raises(
+        SettingsError, match=r"Silent\.update returned None, but must return an Update, such as that of"
+    ):
+        algorithm.train()
+
+
 @pytest.mark.parametrize("base", [etude.PPO, etude.DQN])
 def test_what_is_called_before_steps_are_collected(base: Any) -> None:
     class Watching(base):  # type: ignore[misc]
