@@ -100,7 +100,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
         update = mean_of(updates)
-        return Update(update.losses, update.metrics | moved)
+        return Update(update.losses, update.metrics | moved | update.metrics)  # what the loss logs comes first
 
     def _movement(self, module: Module, batch: Batch) -> dict[str, torch.Tensor]:
         """How far the policy has moved from the one that acted, and its entropy."""

@@ -20,6 +20,9 @@ APART = ("value", "critic")
 other parts together are the policy's."""
 
 
+_OF_LEARNERS = ("lr", "grad_norm", "skipped_steps", "threads")
+"""Names of the figures that a learner logs in addition to those of the loss."""
+
 _HAS_GRADIENT = attrgetter("requires_grad")
 
 
@@ -58,10 +61,12 @@ class Loss:
         """Add numbers and scalar tensors that are logged with the parts and do not affect the gradient.
 
         Raises:
-            ModuleError: a figure is not a single number.
+            ModuleError: a figure is not a single number, or has a name that a learner logs, such as ``grad_norm``.
         """
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
         for name, figure in figures.items():
+            if name in _OF_LEARNERS:
+                raise ModuleError(f"Loss.log got `{name}`, which the learner logs itself: give it another name.")
             try:
                 logged = torch.as_tensor(figure, device=on).detach()
             except (TypeError, ValueError, RuntimeError):

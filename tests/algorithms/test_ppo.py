@@ -151,6 +151,16 @@ class SaysKL(PPO):
         return super().loss(module, batch).log(kl_of_loss=(log_ratio.exp() - 1 - log_ratio).mean())
 
 
+def test_what_a_loss_logs_replaces_the_measured_figure_of_its_name() -> None:
+    class SaysMore(PPO):
+        def loss(self, module: Module, batch: Batch) -> Loss:
+            return super().loss(module, batch).log(kl=123.0)
+
+    measured, said = (cls(config(num_steps=64)).train().metrics for cls in (PPO, SaysMore))
+    assert said["kl"] == 123.0 != measured["kl"]
+    assert said["entropy"] == measured["entropy"]
+
+
 @pytest.mark.parametrize(("start", "burn_in"), [("zeros", 0), ("zeros", 3), ("stored", 3)])
 def test_a_recurrent_policys_kl_is_measured_in_the_states_of_the_loss(start: Any, burn_in: int) -> None:
     """With one gradient step of no size, the loss and the measure see one policy, all steps, and states made alike."""
