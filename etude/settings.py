@@ -80,7 +80,7 @@ def settings(cls: type[C]) -> type[C]:
     """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields whose types are checked.
 
     Its constructor raises a SettingsError for an unknown name (the message has the nearest valid one), a missing value,
-    a value of the wrong type, or a value that breaks the `Rule` of its annotation, such as `IntFrom1`. Lists are
+    a value or default of the wrong type, or one that breaks the `Rule` of its annotation, such as `IntFrom1`. Lists are
     accepted for tuples, and ints for floats. Nested settings may be given by their own names (see `own_paths`), also to
     `dataclasses.replace`.
 
@@ -211,13 +211,16 @@ def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     _refuse_unknown(cls, whole, owner)
     found = {name: fitting(hints[name], value, f"{owner}.{name}") for name, value in whole.items()}
     inner = nested_by_name(cls, {name: value for name, value in given.items() if name in own}, owner)
-    known = defaults(cls) if inner else {}
+    known = defaults(cls)
     for name, changes in inner.items():
         before = found.get(name, known.get(name))
         made = before is not None
         found[name] = replaced(before, changes, f"{owner}.{name}") if made else hints[name](**changes)
     _refuse_missing(cls, found, owner)
-    _check_rules(cls, defaults(cls) | found, owner)
+    for name, default in known.items():
+        if name not in found:
+            fitting(hints[name], default, f"the default of {owner}.{name}")
+    _check_rules(cls, known | found, owner)
     return found
 
 

@@ -487,6 +487,13 @@ class Beyond(Ranges):
     """How many."""
 
 
+@pytest.mark.parametrize(("kind", "default"), [(float, None), (bool, 1), (str, 3), (int, "a"), (tuple[int, ...], 1)])
+def test_a_default_of_another_type_is_refused(kind, default):
+    made = settings(type("Own", (Ranges,), {"__annotations__": {"aim": kind}, "aim": default}))
+    with pytest.raises(SettingsError, match=f"^the default of Own.aim is {default!r}, expected {kind.__name__}"):
+        made(num=2)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
