@@ -101,8 +101,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     An iteration of `iteration_steps` env steps consists of rounds: `num_steps` steps, then the gradient steps due for
     them. The loss gets the columns of `Replay.sample`: ``reward``, the discounted sum over ``n_step`` steps;
     ``next_obs``, observed after these; ``discount``, the factor of the value of ``next_obs``, 0 if the episode
-    terminated. With `prioritized`, there is a ``weight`` for each row, and the loss must keep its ``td_error``:
-    ``Loss(...).keep(td_error=...)``.
+    terminated. With `prioritized`, there is a ``weight`` for each row. The loss must multiply the row's error by it,
+    and keep its ``td_error``: ``Loss(...).keep(td_error=...)``.
 
     A recurrent module learns from sequences. A loss that uses ``batch.forward(module)`` and
     ``batch.forward_next(module)`` works with and without recurrence.
