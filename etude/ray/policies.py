@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -187,6 +187,10 @@ class Weights(NamedTuple):
     """Attributes, see `plain_attributes`."""
 
 
+_LOCAL_SECONDS: Final = 1.0
+"""How long to wait for an object that is on this machine unless it was lost."""
+
+
 class Broadcast:
     """The newest weights of an algorithm's modules, in the object store."""
 
@@ -213,7 +217,7 @@ class Broadcast:
     def _is_stored(self, values: Mapping[str, Any]) -> bool:
         """Whether the object store has these values. A callback may change weights without a gradient step."""
         try:
-            stored = ray.get(self.ref).values
+            stored = ray.get(self.ref, timeout=_LOCAL_SECONDS).values
         except ray.exceptions.RayError:
             return False
         return _equal(stored, values)

@@ -79,6 +79,7 @@ def runner_goes(cluster: Cluster, other: Any) -> None:
     broadcast = algorithm.runner._broadcast  # type: ignore[attr-defined]
     broadcast.refresh(algorithm)
     broadcast.ref, broadcast.version = lost, broadcast.version + 1
+    broadcast._is_stored = lambda values: True  # it is lost after this was asked
     (member,) = algorithm.runner.members  # type: ignore[attr-defined]
     ray.wait([request.answer for request in member.requests], num_returns=2)
     then = [algorithm.train().metrics for _ in range(4)]
