@@ -190,7 +190,7 @@ def as_os_error() -> Iterator[None]:
     except (OSError, DataError):
         raise
     except NotImplementedError as error:
-        raise OSError("its file system can't do this: it may be one to read from only") from error
+        raise OSError("its file system can't do this: it may be read-only") from error
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
 

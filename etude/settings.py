@@ -205,6 +205,18 @@ def _check_rules(cls: type, values: Mapping[str, Any], owner: str) -> None:
             raise SettingsError(f"`{path}` is {values[name]!r}, but must be {rule.words}{others}.")
 
 
+@functools.cache
+def _wrong_defaults(cls: type) -> dict[str, str]:
+    """What is wrong with the types of defaults, by name."""
+    found, hints = {}, _hints(cls)
+    for name, default in defaults(cls).items():
+        try:
+            fitting(hints[name], default, f"the default of {cls.__name__}.{name}")
+        except SettingsError as error:
+            found[name] = str(error)
+    return found
+
+
 def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     own, hints = own_paths(cls), _hints(cls)
     whole = {name: value for name, value in given.items() if name not in own}
@@ -217,9 +229,9 @@ def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
         made = before is not None
         found[name] = replaced(before, changes, f"{owner}.{name}") if made else hints[name](**changes)
     _refuse_missing(cls, found, owner)
-    for name, default in known.items():
+    for name, wrong in _wrong_defaults(cls).items():
         if name not in found:
-            fitting(hints[name], default, f"the default of {owner}.{name}")
+            raise SettingsError(wrong)
     _check_rules(cls, known | found, owner)
     return found
 
@@ -638,12 +650,14 @@ def _advice(hint: Any, value: Any) -> str:
             words = {}
             for key, v in (value if isinstance(value, Mapping) else {main: value} if main else {}).items():
                 own = next((own for own in (key, *other_names(str(key))) if own in _hints(option)), key)
-                words[own] = repr(v) if own == key or not has_other_values(own, key) else "..."
+                words[own] = repr(v) if own == key or fits(_hints(option).get(own, Any), v) else "..."
             return f" Write {option.__name__}({', '.join(f'{own}={v}' for own, v in words.items()) or '...'})."
         if get_origin(option) is tuple and get_args(option)[-1:] == (...,) and fits(get_args(option)[0], value):
             name = getattr(value, "__name__", "...") if repr(value).startswith("<") else repr(value)
             return f" Write [{'...' if name == '<lambda>' else name}]."  # also right in a settings file
-        if get_origin(option) is tuple and tuple[int, float] in options_of(get_args(option)[0]):  # a schedule
+        if get_origin(option) is tuple and any(
+            tuple[int, float] in options_of(part) for part in get_args(option)[:1]
+        ):  # a schedule
             return " Write a number, such as 3e-4, or points over steps, such as [[0, 3e-4], [100000, 0.0]]."
     return ""
 

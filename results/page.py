@@ -41,9 +41,9 @@ is named, it was run with the same settings on the same machine.
 - Learning curves show the mean return of training episodes over seeds, with the same interval.
   Stable-Baselines3 averages the last 100 episodes, Etude's algorithms with a replay buffer the last 20: while returns
   rise, the curves of the former lag behind.
-- *TD3 on Hopper-v5*: runs differ a lot here, with either library, as many stay in a local optimum of some hundred for
-  most of the 200,000 steps. The intervals overlap. Etude's seed 4 reached 589 compiled, and 2,932 without `compile`,
-  which draws other random numbers.
+- *TD3 on Hopper-v5*: runs differ a lot here, with either library, as many stay in a local optimum of a few hundred
+  for most of the 200,000 steps. The intervals overlap. Etude's seed 4 reached 589 compiled, and 2,932 without
+  `compile`, which draws other random numbers.
 
 `make results` runs what is missing, which takes hours, and writes this page.
 """

@@ -276,7 +276,7 @@ def test_a_driver_that_reads_only_from_the_start_or_writes_nothing_is_told(monke
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", started)
     with pytest.raises(DataError, match="driver fails .*range requests.*Copy the file to this machine"):
         footer(path)
-    with pytest.raises(OSError, match="its file system can't do this: it may be one to read from only"):
+    with pytest.raises(OSError, match="its file system can't do this: it may be read-only"):
         write_atomically(path, b"2")
 
 

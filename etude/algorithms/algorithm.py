@@ -958,7 +958,7 @@ class Algorithm(Generic[C]):
         where = env if env is not None else self.config.env
         if where is None:
             raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
-        if where is self.config.env and self.in_use(where):
+        if env is None and self.in_use(where):
             raise SettingsError(
                 f"config.env is one {type(where).__name__} object, which training is in the middle of: give an "
                 "env=... of its own here, or a function that makes envs to the config."

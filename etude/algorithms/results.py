@@ -291,6 +291,7 @@ class RunningStats:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; older states may lack metrics."""
         for kind, windows in self._windows.items():
+            windows.clear()
             for key, saved in state[kind].items():
                 windows[key].load_state_dict(saved)
         if "metrics" in state:

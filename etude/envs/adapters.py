@@ -126,7 +126,7 @@ def warn_of_masks(env: gym.Env[Any, Any], obs_space: Space, infos: Any) -> None:
     if isinstance(infos, Mapping) and col.ACTION_MASK in infos:
         _warn_of_masks(name, f"the infos hold an `{col.ACTION_MASK}`", "Wrap the env in InfoActionMask")
         return
-    with contextlib.suppress(AttributeError):  # no wrapper has it, and neither has the env
+    with contextlib.suppress(Exception):  # no wrapper has it, and neither has the env; or a property fails
         if callable(env.get_wrapper_attr("action_masks")):
             remedy = f"Put the mask into `info[{col.ACTION_MASK!r}]` and wrap the env in InfoActionMask"
             _warn_of_masks(name, "the env has a method `action_masks`", remedy)

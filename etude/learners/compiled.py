@@ -126,7 +126,7 @@ class CompiledStep:
         wants_sides = self._optim.needs_sides and self._optim.sides is None
         # This call must use no random numbers: a resumed run, which repeats it, would differ from one never stopped.
         drawn_on = [self._device] if self._device.type == "cuda" else []
-        original = inspect.unwrap(self._loss)
+        original = inspect.unwrap(self._loss, stop=lambda loss: hasattr(loss, "__self__"))
         things = [getattr(original, "__self__", original), *self._module.modules()]
         before = [dict(getattr(thing, "__dict__", {})) for thing in things]
         with torch.set_grad_enabled(wants_sides), torch.random.fork_rng(drawn_on):
@@ -210,7 +210,7 @@ def _refuse_changes(thing: Any, before: Mapping[str, Any]) -> None:
     for name, value in getattr(thing, "__dict__", {}).items():
         old = before.get(name, getattr(type(thing), name, None))  # of the class, until it is set on the object
         is_plain = isinstance(old, bool | int | float | str) and isinstance(value, bool | int | float | str)
-        if is_plain and old is not value and old != value and name != "_checked":  # which a `Module` sets itself
+        if is_plain and repr(old) != repr(value) and name != "_checked":  # which a `Module` sets itself
             raise SettingsError(
                 f"`compile` is True, but the loss changes `{name}` of {type(thing).__name__} from {old!r} to "
                 f"{value!r}. A compiled step may call the loss several times, or not at all: change it in "

@@ -65,7 +65,7 @@ class Loss:
         """
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
         for name, figure in figures.items():
-            if name in _OF_LEARNERS:
+            if name.partition("/")[0] in _OF_LEARNERS:
                 raise ModuleError(f"Loss.log got `{name}`, which the learner logs itself: give it another name.")
             try:
                 logged = torch.as_tensor(figure, device=on).detach()

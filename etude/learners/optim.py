@@ -290,11 +290,11 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
     for group, members in parameters.items():
         if not members:
             raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
-        for p in members:
+        for p in [members] if isinstance(members, nn.Module) else members:
             if not isinstance(p, nn.Parameter):
                 raise ModuleError(
-                    f"optimizer `{group}` was given a {type(p).__name__}: give it a list of parameters, such as "
-                    "list(module.parameters())."
+                    f"optimizer `{group}` was given a {type(p).__name__}: give it a list of parameters of the "
+                    "module, such as list(module.parameters())."
                 )
             if p in owner:
                 raise EtudeError(f"parameter `{needed.get(p, '?')}` has two optimizers: {owner[p]}, {group}.")

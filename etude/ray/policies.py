@@ -64,7 +64,7 @@ def _equal(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
-    return np.array_equal(one, other)
+    return np.array_equal(one, other, equal_nan=isinstance(one, np.ndarray) and one.dtype.kind == "f")
 
 
 def learner_state(learner: ModuleLearner, *, connectors: bool = True) -> dict[str, Any]:

@@ -299,8 +299,11 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
         assert isinstance(folder, Path)
         notes = exported(recording, folder, format, path, fps)
     written = Recording.open(path)
-    dropped = written.meta.get("dropped", {}).items()
-    written.notes = (*notes, *(f"`{name}` is written, but Etude does not read it: {why}" for name, why in dropped))
+    dropped = written.meta.get("dropped", {})  # RLlib's formats give no reasons
+    for name in dropped:
+        why = f": {dropped[name]}" if isinstance(dropped, dict) else ""
+        notes.append(f"column `{name}` is written, but Etude does not read it{why}")
+    written.notes = tuple(notes)
     return written
 
 

@@ -86,7 +86,7 @@ def _read(path: AnyPath) -> pq.FileMetaData:
             "Restore it from a copy, or move it away to read the rest."
         ) from error
     except Exception as error:
-        if metadata is None:
+        if metadata is None and isinstance(path, RemotePath):
             what = f"{path}: its file system's driver fails ({described(error)})"
             raise DataError(f"{what}. Copy the file to this machine, or give another URL.") from error
         raise DataError(

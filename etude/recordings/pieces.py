@@ -3,15 +3,17 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
+from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, firsts, where_rows, zeros
+from etude.urls import first_line
 
 
 def first_piece(exp: Experience, room: int) -> tuple[Experience, Experience]:
@@ -89,15 +91,26 @@ def with_known_finals(exp: Experience, known: NDArray[np.bool_]) -> Experience:
     return Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=known), finals)
 
 
+_ROW: Final = "etude/row"
+
+
 def filtered(exp: Experience, where: pc.Expression, names: Sequence[str], *, looks_ahead: bool = False) -> Experience:
     """Return the columns ``names`` of the rows for which ``where`` holds; removed rows cut segments.
 
     Only with ``looks_ahead``, a segment that ends where a row was removed has the observation of that row.
+
+    Raises:
+        DataError: ``where`` can't be applied.
     """
     table = exp.to_table()
+    try:
+        chosen = table.append_column(_ROW, pa.array(np.arange(table.num_rows))).filter(where)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"the filter {where!r} can't be applied: {first_line(error)}.") from error
     if not looks_ahead:
-        return Experience.from_table(table.filter(where)).only(names)
-    kept = np.asarray(ds.dataset(table).to_table(columns={"kept": where})["kept"].fill_null(False))
+        return Experience.from_table(chosen.drop_columns(_ROW)).only(names)
+    kept = np.zeros(table.num_rows, bool)
+    kept[chosen[_ROW]] = True
     found, start, _, _ = cut_where(exp, kept)
     return found.select(kept[start]).only(names)
 

@@ -286,8 +286,8 @@ class Recording(Screened):
             columns: The step columns to read, by name or root (``obs`` stands for all its parts); None is all.
             filter: Keep only rows for which this holds: a text, such as ``"reward > 0 and t < 100"`` (see
                 `etude.recordings.where.RowFilter`), or an expression over stored scalar columns, such as
-                ``pyarrow.compute.field("reward") > 0``. Row groups that can't match are not read. Removed rows cut
-                segments.
+                ``pyarrow.compute.field("reward") > 0``. Row groups that can't match are not read, unless an expression
+                goes with ``next_obs``. Removed rows cut segments.
             next_obs: Whether the next observation of each step is needed. Segments that a filter cut then have the
                 observation of the row that follows as ``final_obs``. ``on_bad="repair"`` and ``"skip"`` also leave out
                 the last step of a truncated episode if the observation after it is unknown.

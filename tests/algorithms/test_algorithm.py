@@ -124,8 +124,6 @@ def test_one_env_object() -> None:
     algorithm.train()
     with pytest.raises(SettingsError, match=r"config.env is one TimeLimit object, which training is in the middle of"):
         algorithm.evaluate(2)
-    with pytest.raises(SettingsError, match=r"config.env is one TimeLimit object, which training is in the middle of"):
-        algorithm.evaluate(2, env=env)
     assert algorithm.evaluate(2, env="CartPole-v1").episodes == 2
     with pytest.raises(SettingsError, match="`evaluation.interval` is 3, but `env` is one TimeLimit object"):
         ppo(env=gym.make("CartPole-v1"), num_envs=1, evaluation_interval=3)

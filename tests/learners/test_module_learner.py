@@ -531,6 +531,12 @@ class Alternating:
         return Loss(all=module(batch.obs).value.square().mean() * self.turn)
 
 
+class Wrapped(Alternating):
+    @functools.wraps(Alternating.loss)
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        return super().loss(module, batch)
+
+
 class Counting(nn.Linear):
     calls = 0
 
@@ -543,6 +549,7 @@ class Counting(nn.Linear):
     ("net", "function", "what"),
     [
         (None, Alternating().loss, "`turn` of Alternating from 0 to 1"),
+        (None, Wrapped().loss, "`turn` of Wrapped from 0 to 1"),
         (Counting(4, 4), lambda module, batch: module(batch.obs).value.mean(), "`calls` of Counting from 0 to 1"),
     ],
 )

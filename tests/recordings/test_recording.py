@@ -99,6 +99,9 @@ def test_segments_that_a_filter_cut_have_the_next_observation_if_it_is_needed(tm
     assert exp.lengths.tolist() == [2, 1, 1, 2, 2, 1, 1]
     assert exp.segments.has_final_obs.all()
     np.testing.assert_array_equal(exp.final_obs["obs"], exp.steps["obs"][exp.offsets[1:] - 1] + [0, 1, 1])
+    if not isinstance(where, str):
+        with pytest.raises(DataError, match="must evaluate to bool"):
+            Recording.open(tmp_path, on_bad=on_bad).read(filter=pc.field("t"), next_obs=True)
 
 
 @settings(max_examples=25, deadline=None)

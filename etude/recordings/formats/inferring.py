@@ -22,7 +22,12 @@ MOST_CHOICES: Final = 65_536
 FEW_TEXTS: Final = 16
 """Up to this many different texts are always read as names."""
 _WRITTEN: Final = {
-    "list": re.compile(r"(\[|array\(|\((?=.*\d[.eE])(?=.*[,;]))(?=\D*\d)[-+\d.eE,;\s\[\]()]*(dtype=\w+)?[\])]", re.S),
+    "list": re.compile(
+        r"\[(?=\D*\d)[-+\d.eE,;\s\[\]]*\]"
+        r"|(array|tensor)\((?=\D*\d)([-+\d.eE,;\s\[\]()]|nan|inf)*(dtype=['\w.<>|]+)?\)"
+        r"|\((?=.*\d[.eE])(?=.*[,;])([-+\d.eE,;\s()]|np\.float\d\d|nan|inf)*\)",
+        re.S,
+    ),
     "whole": re.compile(r"[-+]?\d+"),
     "fraction": re.compile(
         r"[-+]?(\d+[.,]\d*|[.,]\d+|\d{1,3}([,']\d{3})+(\.\d*)?|\d{1,3}([. ]\d{3})+,\d+|\d+(?=[eE]))([eE][-+]?\d+)?"

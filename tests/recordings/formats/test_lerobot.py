@@ -506,9 +506,9 @@ def test_columns_that_are_not_read_again_are_noted(tmp_path: Path) -> None:
     written = converted(tmp_path, "lerobot", box, box, exp)
     assert {"a", "b"} <= {*written.columns}
     assert {*written.notes[-3:]} == {
-        "`a.b` is written, but Etude does not read it: its name is that of another column",
-        "`b.c` is written, but Etude does not read it: its name is that of another column",
-        "`` is written, but Etude does not read it: its name can't be a column's name",
+        "column `a.b` is written, but Etude does not read it: its name is that of another column",
+        "column `b.c` is written, but Etude does not read it: its name is that of another column",
+        "column `` is written, but Etude does not read it: its name can't be a column's name",
     }
 
 

@@ -73,6 +73,7 @@ def many(texts: list[str], column: str) -> pa.Table:
         ([f"[{k} 2 3e-4]" for k in WHOLE], "holds lists"),
         ([f"({text}, 1.5)" for text in FRACTIONS], r"holds lists, such as '\(0\.0, 1\.5\)'"),
         ([f"(({k}, 2), (1e-3, 4))" for k in WHOLE], "holds lists"),
+        ([f"(np.float32({text}), nan)" for text in FRACTIONS], "holds lists"),
         ([f"array([{k}, 2])" for k in WHOLE], "holds lists"),
         ([f"array([[{text}],\n [0.5]], dtype=float32)" for text in FRACTIONS], "holds lists"),
     ],
@@ -91,7 +92,11 @@ def test_text_of_numbers_is_no_name(texts: list[str], message: str) -> None:
     "texts",
     [
         *(WHOLE, [*WHOLE, "online"], [*WHOLE, "nan"], [f"({k}, 1)" for k in WHOLE], [f"{k}:30" for k in WHOLE]),
-        *([f"({text})" for text in FRACTIONS], [f"array({k}, a)" for k in WHOLE]),
+        *(
+            [f"({text})" for text in FRACTIONS],
+            [f"array({k}, a)" for k in WHOLE],
+            [f"(0.0, {text}]" for text in FRACTIONS],
+        ),
         *([f"1.{k}.2" for k in WHOLE], [*FRACTIONS[:15], "S"], [f"[{text}]" for text in "abcdefghijklmnopqrst"]),
         *([f"{k}b7" for k in WHOLE], ["0.5", "S", "M", *WHOLE[:2]]),
     ],
