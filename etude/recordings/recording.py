@@ -328,7 +328,7 @@ class Recording(Screened):
         buffer_size: int = 65_536,
         seed: int = 0,
         epochs: int | None = None,
-        prefetch: int = 2,
+        prefetch: int = 4,
         start: int = 0,
     ) -> Generator[Columns, None, None]:
         """Iterate over training batches of exactly ``batch_size`` steps, endlessly by default, in bounded memory.
