@@ -261,7 +261,7 @@ class ModuleLearner:
                 f"parameter_groups returned a {type(parameters).__name__}: it must return a dict of parameters "
                 'by the names of their optimizers, such as {"all": list(module.parameters())}.'
             )
-        parameters = {name: list(members) for name, members in parameters.items()}
+        parameters = {name: [*got] if isinstance(got, Iterable) else [got] for name, got in parameters.items()}
         rates = dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(parameters, lr)
         if rates.keys() != parameters.keys():
             raise EtudeError(f"learning rates for {sorted(rates)}, but optimizers {sorted(parameters)}.")

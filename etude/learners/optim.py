@@ -290,7 +290,7 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
     for group, members in parameters.items():
         if not members:
             raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
-        for p in [members] if isinstance(members, nn.Module) else members:
+        for p in members:
             if not isinstance(p, nn.Parameter):
                 raise ModuleError(
                     f"optimizer `{group}` was given a {type(p).__name__}: give it a list of parameters of the "

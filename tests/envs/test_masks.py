@@ -126,3 +126,15 @@ def test_a_mask_that_observations_lack_is_told_once(kind, found, caplog):
     arena.reset()
     arena.recv()
     assert not caplog.records
+
+
+def test_a_property_that_fails_is_no_error_of_the_env(caplog):
+    class Failing(gym.Wrapper):
+        @property
+        def action_masks(self):
+            raise RuntimeError("not now")
+
+    arena = make_arena(lambda: Failing(gym.make("CartPole-v1")), 1)
+    arena.reset()
+    arena.recv()
+    assert not caplog.records

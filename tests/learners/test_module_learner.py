@@ -143,6 +143,8 @@ def test_parameters_without_an_optimizer_or_with_two_are_named() -> None:
         ModuleLearner(module, loss, parameters={"a": list(module.parameters()), "c": []})
     with pytest.raises(ModuleError, match=r"optimizer `a` was given a tuple: .* such as list\(module.parameters\(\)\)"):
         ModuleLearner(module, loss, parameters={"a": list(module.named_parameters())})  # type: ignore[dict-item]
+    with pytest.raises(ModuleError, match=r"optimizer `a` was given a \w+: .* such as list\(module.parameters\(\)\)"):
+        ModuleLearner(module, loss, parameters={"a": module})  # type: ignore[dict-item]
     own = nn.Parameter(torch.zeros(3))
     with pytest.raises(ModuleError, match=r"optimizer `c` has a parameter of shape \(3,\) that is not in the module"):
         ModuleLearner(module, loss, parameters={"a": list(module.parameters()), "c": [own]})

@@ -53,7 +53,7 @@ def test_what_can_not_be_logged_is_told() -> None:
             loss.log(x=wrong)  # type: ignore[arg-type]
     with pytest.raises(ModuleError, match=r"Loss\.log got a str as `x`"):
         loss.log(x="much")  # type: ignore[arg-type]
-    for name in ("lr", "grad_norm", "skipped_steps", "threads"):
+    for name in ("lr", "grad_norm", "grad_norm/policy", "skipped_steps", "threads"):
         with pytest.raises(ModuleError, match=f"Loss.log got `{name}`, which the learner logs itself: give it another"):
             loss.log(**{name: 1.0})
     assert loss.log(x=torch.ones(1), y=2.0).logged.keys() == {"x", "y"}
