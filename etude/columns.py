@@ -41,6 +41,9 @@ DISCOUNT: Final = "discount"
 LEARNERS: Final = (VALUE, ADVANTAGE, VALUE_TARGET, DISCOUNT)
 """Columns that the learner's connectors compute. Recorded ones come from the module that acted, or another tool."""
 
+SCALARS: Final = (REWARD, TERMINATED, TRUNCATED, DISCOUNT, LOGP, WEIGHT, ADVANTAGE, VALUE_TARGET)
+"""Columns that hold one number for each step, ``[rows]``."""
+
 ACTION_MASK: Final = "action_mask"
 """The key of the action mask in a Dict observation: which choices are allowed."""
 

@@ -2,6 +2,7 @@
 """APPO: asynchronous PPO (Petrenko et al. 2020, "Sample Factory"; Luo et al. 2020, "IMPACT")."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -58,6 +59,8 @@ class APPOConfig(OnPolicyConfig):
     normalize_advantages: bool = True
     """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1, as in Petrenko et al.
     2020."""
+
+    needs: ClassVar[Mapping[str, str]] = {"target.tau": "target.interval"}
 
 
 class APPO(OnPolicyAlgorithm[APPOConfig]):

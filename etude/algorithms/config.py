@@ -196,6 +196,12 @@ class SegmentConfig:
     with its initial state (Kapturowski et al. 2019)."""
 
 
+ClipRange = Annotated[Schedule, Rule(lambda clip: any(value > 0 for _, value in points_of(clip)), "above 0")]
+"""The clipping range of a probability ratio: above 0, or a schedule with at least one point above 0."""
+Share = Annotated[Schedule, Rule(lambda share: all(value <= 1 for _, value in points_of(share)), "between 0 and 1")]
+"""A number from 0 to 1, or a schedule of such numbers."""
+
+
 @settings
 class ReplayConfig:
     """Size of the replay buffer, and how steps are sampled from it."""
@@ -217,7 +223,7 @@ class ReplayConfig:
     priority_alpha: FloatFrom0 = 0.6
     """Exponent of the TD errors, at least 0; 0 samples uniformly. Default: Schaul et al. 2016, table 3."""
 
-    priority_beta: Schedule = ((0, 0.4), (100_000, 1.0))
+    priority_beta: Share = ((0, 0.4), (100_000, 1.0))
     """Exponent of the importance weights, 0 to 1; 1 corrects the bias fully. Default: from 0.4 to 1, as in Schaul et
     al. 2016."""
 
@@ -440,7 +446,7 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         for path, why in self.all_unused().items():
-            if self._is_changed(path):
+            if self.is_changed(path):
                 raise SettingsError(f"`{path}` is {self.at(path)!r}, but has no effect here: {why}. Leave it out.")
         for name, schedule in schedules_in(self).items():
             check_schedule(name, schedule)
@@ -470,7 +476,7 @@ class AlgorithmConfig:
         return [
             f"`{path}` is {self.at(path)!r}, but has no effect, as `{needed}` is {self.at(needed)!r}."
             for path, needed in self._of_classes("needs").items()
-            if not self.at(needed) and self._is_changed(path)
+            if not self.at(needed) and self.is_changed(path)
         ]
 
     def at(self, path: str) -> Any:
@@ -489,7 +495,7 @@ class AlgorithmConfig:
             found |= base.__dict__.get(name, {})
         return found
 
-    def _is_changed(self, path: str) -> bool:
+    def is_changed(self, path: str) -> bool:
         """Whether a setting differs from its default here, and, if it is nested, from that of its own class."""
         known = defaults(type(self))
         outer, _, inner = path.partition(".")
@@ -545,10 +551,6 @@ class ActingConfig(AlgorithmConfig):
     """Discount factor, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
 
 
-ClipRange = Annotated[Schedule, Rule(lambda clip: any(value > 0 for _, value in points_of(clip)), "above 0")]
-"""The clipping range of a probability ratio: above 0, or a schedule with at least one point above 0."""
-
-
 @settings
 class OnPolicyConfig(ActingConfig):
     """Settings of algorithms that learn from their own latest steps."""
@@ -580,6 +582,11 @@ class OnPolicyConfig(ActingConfig):
 
     lambda_: UnitInterval = 0.95
     """Lambda of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        alone = self.num_minibatches is None or self.minibatch_size == type(self).minibatch_size
+        check_rules(self, minibatch_size=(alone, "left out, or `num_minibatches` be none"))
 
 
 DataLike = str | tuple[Any, ...] | Any

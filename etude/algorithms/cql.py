@@ -22,7 +22,7 @@ from etude.algorithms.critics import (
     target_of,
 )
 from etude.algorithms.dqn import QModule
-from etude.algorithms.sac import SoftModule, fix, groups_of
+from etude.algorithms.sac import SoftModule, check_target_entropy, fix, groups_of
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
@@ -149,9 +149,19 @@ class CQLConfig(OfflineCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_target_entropy(self)
         check_rules(
             self.network, "network", squash=(self.network.squash is not False, "true: actions are always squashed")
         )
+
+
+_OF_BOXES = (
+    "temperature",
+    "temperature_lr",
+    "target_entropy",
+    *(f"penalty.{name}" for name in ("threshold", "alpha_lr", "num_actions", "gradient_actions")),
+)
+"""Settings that have an effect only for Box actions."""
 
 
 class ConservativeModule(SoftModule):
@@ -192,14 +202,12 @@ class CQL(OfflineCriticAlgorithm[CQLConfig]):
         `QModule`."""
         config = self.config
         if isinstance(action_space, spaces.Discrete):
-            if config.penalty.threshold is not None:
-                raise SettingsError(
-                    "`penalty.threshold` is set, but for Discrete actions `alpha` is not learned: leave it out."
-                )
+            self._refuse(_OF_BOXES, "Discrete")
             made = make_module(given, obs_space, action_space, config.network, value=config.dueling)
             not_recurrent(made, self.name)
             return made if isinstance(made, QModule) else QModule(made.net, obs_space, action_space)
         check_box(action_space, "CQL", "IQL, which learns any actions")
+        self._refuse(("dueling",), "Box")
         network = dataclasses.replace(config.network, state_dependent_std=True)
         made = make_module(given, obs_space, action_space, network, squash=True, value=False)
         not_recurrent(made, self.name)
@@ -211,6 +219,13 @@ class CQL(OfflineCriticAlgorithm[CQLConfig]):
         module.log_temperature.requires_grad_(config.temperature is None)
         module.log_alpha.requires_grad_(config.penalty.threshold is not None)
         return module
+
+    def _refuse(self, paths: Sequence[str], actions: str) -> None:
+        """Raise a SettingsError if a setting is given that has no effect with these actions."""
+        for path in filter(self.config.is_changed, paths):
+            raise SettingsError(
+                f"`{path}` is {self.config.at(path)!r}, but has no effect for {actions} actions. Leave it out."
+            )
 
     @property
     def _alpha(self) -> float:

@@ -9,13 +9,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike, ReplayConfig, TargetConfig
+from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike, ReplayConfig, Share, TargetConfig
 from etude.algorithms.critics import of_kind, update_when_due
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
 from etude.errors import SettingsError
-from etude.learners import Batch, Loss, OptimizerConfig, Schedule, Update, points_of, value_at
+from etude.learners import Batch, Loss, OptimizerConfig, Schedule, Update, value_at
 from etude.modules import Actor, Module, Network, NetworkConfig, make_module
 from etude.modules.actors import NoisyActor, NoisyLinear, NoisyNetwork
 from etude.modules.critics import FollowedModule
@@ -50,7 +50,7 @@ class DQNConfig(OffPolicyConfig):
     """Explore by noise of learned size on the network's weights instead of random actions. Only for the built-in
     network. Source: Fortunato et al. 2018, "Noisy networks for exploration"."""
 
-    epsilon: Schedule | None = None
+    epsilon: Share | None = None
     """Probability of a random action, 0 to 1, or a schedule: points of (env_steps, probability) with straight lines
     between. None: 0 if `noisy`, else from 1 to 0.05 over 10,000 env steps."""
 
@@ -88,11 +88,7 @@ class DQNConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(
-            self,
-            epsilon=(all(value <= 1 for _, value in points_of(self.exploration)), "probabilities from 0 to 1"),
-            noisy=(not self.noisy or self.module is None, "false where you give a `module`"),
-        )
+        check_rules(self, noisy=(not self.noisy or self.module is None, "false where you give a `module`"))
 
     @property
     def exploration(self) -> Schedule:

@@ -20,6 +20,7 @@ from etude.connectors import Connector, Pipeline, overrides
 from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
+from etude.experience.arrays import check_scalars
 from etude.files import shown
 from etude.interruption import interruptible
 from etude.learners.batch import as_tensors
@@ -407,7 +408,7 @@ def check_batch(batch: Any, module: Module) -> None:
 
     Raises:
         DataError: it is neither; a column of observations or actions is missing or does not fit the module's spaces;
-            columns have different lengths, or no rows.
+            a reward or flag is not one number or boolean for each row; columns have different lengths, or no rows.
     """
     columns = batch.steps if isinstance(batch, Experience) else batch
     if not isinstance(columns, Mapping):
@@ -418,7 +419,14 @@ def check_batch(batch: Any, module: Module) -> None:
     lengths = {name: len(column) for name, column in columns.items() if column.ndim}
     if len(lengths) < len(columns) or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
         raise DataError(f"the columns of a batch must have equally many rows, at least one; they have {lengths}.")
-    for root, space in ((col.OBS, module.obs_space), (col.ACTION, module.action_space)):
+    check_scalars(columns, "a batch")
+    for name in {col.TERMINATED, col.TRUNCATED} & columns.keys():
+        if columns[name].dtype not in (torch.bool, np.bool_):
+            raise DataError(f"column `{name}` of a batch is {columns[name].dtype}: give booleans, as {name} != 0.")
+    spaces_by_root = {col.OBS: module.obs_space, col.ACTION: module.action_space}
+    if col.under(columns, col.NEXT_OBS):
+        spaces_by_root[col.NEXT_OBS] = module.obs_space
+    for root, space in spaces_by_root.items():
         for name, leaf in leaves(space, root).items():
             if name not in columns:
                 raise DataError(f"a batch has no column `{name}`; it has {', '.join(columns)}.")

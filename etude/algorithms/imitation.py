@@ -78,6 +78,10 @@ class MARWILConfig(OfflineConfig):
     max_weight: FloatFrom1 = 20.0
     """Upper limit of a step's weight, at least 1. Default: Peng et al. 2019, "Advantage-weighted regression"."""
 
+    needs: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("lambda_", "value_weight", "average_rate", "max_weight"), "beta"
+    )
+
 
 class MARWIL(OfflineAlgorithm[MARWILConfig]):
     """Advantage-weighted imitation for recordings of mixed quality: better actions get larger weights.

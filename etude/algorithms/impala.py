@@ -13,7 +13,7 @@ from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, OptimizerConfig, Schedule, Update, mean_of
 from etude.modules import Module
-from etude.settings import FloatFrom0, check_rules, settings
+from etude.settings import FloatFrom0, settings
 
 
 @settings
@@ -65,13 +65,6 @@ class IMPALAConfig(OnPolicyConfig):
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=40.0)
     """Settings of the optimizer. Default of `grad_clip`: Espeholt et al. 2018, for Atari. Their loss is a sum over
     steps and this one a mean, so it seldom clips here."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        alone = self.minibatch_size == type(self).minibatch_size
-        check_rules(
-            self, minibatch_size=(self.num_minibatches is None or alone, "left out, or `num_minibatches` be none")
-        )
 
 
 class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):

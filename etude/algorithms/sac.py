@@ -20,7 +20,7 @@ from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.actors import RandomFirstModule
 from etude.modules.critics import TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
-from etude.settings import FloatAbove0, Rate, settings
+from etude.settings import FloatAbove0, Rate, check_rules, settings
 from etude.spaces import Space
 
 
@@ -57,6 +57,16 @@ class SACConfig(OffPolicyConfig):
     unused: ClassVar[Mapping[str, str]] = {
         "network.state_dependent_std": "standard deviations always depend on the observation"
     } | NO_VALUE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_target_entropy(self)
+
+
+def check_target_entropy(config: Any) -> None:
+    """Raise a SettingsError if settings have a `target_entropy` beside a fixed `temperature`."""
+    learned = config.temperature is None or config.target_entropy is None
+    check_rules(config, target_entropy=(learned, "none where `temperature` is given, as only its learning needs it"))
 
 
 class SoftModule(RandomFirstModule, TargetedModule):

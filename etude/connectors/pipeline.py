@@ -32,7 +32,7 @@ from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevAc
 from etude.connectors.rewards import ClipReward, NormalizeReward
 from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.experience.arrays import Array, host, is_array
+from etude.experience.arrays import Array, check_scalars, host, is_array
 from etude.settings import choice
 from etude.spaces import Space, described_value, leaf_shape, leaves
 
@@ -353,6 +353,7 @@ class Pipeline(Connector):
                             f"`{connector.name}.offline` gave a column `{name}` of {len(column)} rows for {num} "
                             f"{what}: it must have a row for each."
                         )
+            check_scalars(exp.steps, f"`{connector.name}.offline`")
             if self._watches_offline and before.num_steps == exp.num_steps:
                 _warn_of_differences(connector, before, exp, self._offline[i + 1 :])
         if self._offline:

@@ -232,6 +232,23 @@ def check_alike(given: Mapping[str, Array], held: Mapping[str, Array], what: str
             )
 
 
+def check_scalars(columns: Mapping[str, Array], whose: str) -> None:
+    """Raise a DataError unless the columns in `col.SCALARS` are one-dimensional: others would be broadcast in losses.
+
+    Args:
+        columns: Columns by name.
+        whose: What holds the columns, for the message.
+    """
+    for name in col.SCALARS:
+        if name in columns and columns[name].ndim != 1:
+            shape = tuple(columns[name].shape[1:])
+            how = f", such as {name}[:, 0]" if shape == (1,) else ""
+            raise DataError(
+                f"the column `{name}` of {whose} has rows of shape {shape}, but must hold one number for each step: "
+                f"give an array [rows]{how}."
+            )
+
+
 def describe(array: Array) -> str:
     """The dtype and shape of one row, such as ``float32[4]`` or ``int64``."""
     dtype = str(array.dtype).removeprefix("torch.")

@@ -560,6 +560,7 @@ class Experience:
         """
         _check_offsets(self.offsets)
         _check_lengths(self)
+        arrays.check_scalars(self.steps, "the experience")
         _check_segments(self)
         check_final_obs(self)
         check_finite(self, finite)

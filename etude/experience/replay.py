@@ -12,7 +12,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.errors import CheckpointError, DataError, SettingsError
-from etude.experience.arrays import Index
+from etude.experience.arrays import Index, check_scalars
 from etude.experience.experience import Experience, Segments, offsets_of, without_lookback
 from etude.experience.priorities import Priorities, Prioritized, checked
 from etude.experience.trajectories import TrajectoryStore
@@ -119,6 +119,7 @@ class Replay:
             self._add(exp)
 
     def _check_names(self, exp: Experience) -> None:
+        check_scalars(exp.steps, "the experience")
         own = [col.TERMINATED, col.DISCOUNT, "index", *([col.WEIGHT] if self._prioritized is not None else [])]
         if taken := [*col.under(exp.steps, col.NEXT_OBS), *(name for name in own if name in exp.steps)]:
             raise DataError(

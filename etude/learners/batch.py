@@ -172,7 +172,7 @@ class Batch:
             except KeyError:
                 raise DataError(
                     f"the batch has no column `{name}`; it has {', '.join(sorted(self._columns))}. "
-                    "A connector of the learner can add it (learner_connectors)."
+                    "A connector of the learner can add it (learner_connectors), but not to those of `learn_from`."
                 ) from None
         return self.used[name]
 

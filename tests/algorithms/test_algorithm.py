@@ -21,14 +21,17 @@ from etude.algorithms import (
     PPO,
     Algorithm,
     AlgorithmConfig,
+    APPOConfig,
     DQNConfig,
+    MARWILConfig,
     OnPolicyAlgorithm,
     OnPolicyConfig,
     PPOConfig,
     Result,
+    SACConfig,
     Stop,
 )
-from etude.algorithms.config import ReplayConfig, SequenceConfig
+from etude.algorithms.config import ReplayConfig, SequenceConfig, TargetConfig
 from etude.connectors import GAE, Connector, NormalizeObs
 from etude.envs import Workers
 from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError
@@ -564,6 +567,31 @@ def test_a_setting_without_the_one_that_it_needs_warns(given: dict[str, Any], sa
         PPO(config).close()
     assert len(warned) == 1
     PPO(dataclasses.replace(config, module=OwnNet)).close()  # which may be recurrent
+
+
+def test_other_algorithms_have_settings_that_need_others_too() -> None:
+    target = TargetConfig(tau=0.5)
+    assert APPOConfig(env="CartPole-v1", target=target).without_effect() == [
+        "`target.tau` is 0.5, but has no effect, as `target.interval` is None."
+    ]
+    assert APPOConfig(env="CartPole-v1", target=dataclasses.replace(target, interval=1)).without_effect() == []
+    given = {"lambda_": 0.5, "value_weight": 3.0, "average_rate": 0.5, "max_weight": 2.0}
+    assert MARWILConfig(data="data", **given).without_effect() == []
+    assert len(MARWILConfig(data="data", beta=0.0, **given).without_effect()) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (PPOConfig, {"minibatch_size": 32, "num_minibatches": 4}, "`minibatch_size` is 32, but must be left out, or"),
+        (SACConfig, {"temperature": 0.1, "target_entropy": -1.0}, "`target_entropy` is -1.0, but must be none where"),
+        (DQNConfig, {"prioritized": True, "priority_beta": 2.0}, "`replay.priority_beta` is 2.0, but must be between"),
+        (DQNConfig, {"epsilon": ((0, 3.0), (9, 0.1))}, r"`epsilon` is \(\(0, 3.0\).*, but must be between 0 and 1"),
+    ],
+)
+def test_settings_that_exclude_each_other_or_are_out_of_range(make: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        make(env="CartPole-v1", **given)
 
 
 def test_defaults_without_the_setting_that_they_need_do_not_warn() -> None:

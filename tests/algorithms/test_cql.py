@@ -361,8 +361,13 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
 def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="CQL needs a Box of floats. Use IQL"):
         made(spaces.MultiDiscrete([2, 2]))
-    with pytest.raises(SettingsError, match="`penalty.threshold` is set, but .* leave it out"):
-        made(CHOICE, threshold=1.0)
+    for name in ("threshold", "alpha_lr", "num_actions", "gradient_actions", "temperature", "target_entropy"):
+        with pytest.raises(SettingsError, match=rf"{name}` is 2.*, but has no effect for Discrete actions. Leave"):
+            made(CHOICE, **{name: 2 if "actions" in name else 2.0})
+    with pytest.raises(SettingsError, match="`dueling` is True, but has no effect for Box actions. Leave it out"):
+        made(BOX, dueling=True)
+    with pytest.raises(SettingsError, match="`target_entropy` is 1.0, but must be none where `temperature` is given"):
+        made(BOX, temperature=0.1, target_entropy=1.0)
     for space in (BOX, CHOICE):
         with pytest.raises(SettingsError, match="Network is recurrent, but cql learns from single steps"):
             made(space, network=NetworkConfig(recurrent="gru"))

@@ -269,7 +269,7 @@ def test_noise_on_the_weights_takes_the_place_of_epsilon() -> None:
     [
         ({"noisy": True, "module": OwnNet}, "`noisy` is True, but must be false where you give a `module`"),
         ({"env": "Pendulum-v1"}, "only of the actions of a Discrete space. Take SAC"),
-        ({"epsilon": 1.5}, "`epsilon` is 1.5, but must be probabilities"),
+        ({"epsilon": 1.5}, "`epsilon` is 1.5, but must be between 0 and 1"),
         ({"tau": 0.0}, "`target.tau` is 0.0, but must be above 0"),
         ({"capacity": 8}, r"`replay.capacity` is 8, but must be at least `batch_size` \(32\)"),
         ({"updates_per_step": 0.0}, "`updates_per_step` is 0.0, but must be above 0"),

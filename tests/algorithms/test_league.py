@@ -245,7 +245,7 @@ def test_as_many_gradient_steps_for_modules_with_unequal_data() -> None:
     def lopsided(agent: Any, episode: Any) -> str:
         return "last" if agent == "right" and episode.number % 4 == 0 else "first"
 
-    algorithm = PPO(config(module_of=lopsided, num_minibatches=3))
+    algorithm = PPO(config(module_of=lopsided, minibatch_size=64, num_minibatches=3))
     algorithm.train()
     assert {name: own.updates for name, own in algorithm.learner.modules.items()} == {"first": 6, "last": 6}
 

@@ -471,6 +471,26 @@ OBS, ACTION = np.zeros((8, 2), np.float32), np.zeros(8, np.int64)
         ({"obs": OBS, "action": ACTION + 0.5}, "column `action` of a batch is float64, but Discrete"),
         ({"obs": OBS, "action": ACTION + 7}, "column `action` of a batch goes from 7 to 7, but Discrete.* from 0 to 1"),
         ({"obs": OBS.tolist(), "action": ACTION}, "column `obs` of a batch is a list: give a NumPy array or a tensor"),
+        (
+            {"obs": OBS, "action": ACTION, "reward": OBS[:, :1]},
+            r"`reward` of a batch has rows of shape \(1,\), but .*: give an array \[rows\], such as reward\[:, 0\]",
+        ),
+        (
+            {"obs": OBS, "action": ACTION, "reward": OBS},
+            r"`reward` of a batch has rows of shape \(2,\), but .*\[rows\]\.$",
+        ),
+        (
+            {"obs": OBS, "action": ACTION, "terminated": np.ones(8)},
+            "column `terminated` of a batch is float64: give booleans, as terminated != 0",
+        ),
+        (
+            {"obs": OBS, "action": ACTION, "truncated": torch.ones(8, dtype=torch.uint8)},
+            r"column `truncated` of a batch is torch.uint8: give booleans, as truncated != 0",
+        ),
+        (
+            {"obs": OBS, "action": ACTION, "next_obs": OBS[:, :1]},
+            r"column `next_obs` of a batch has rows of shape \(1,\), not \(2,\)",
+        ),
     ],
 )
 def test_batches_that_do_not_fit_are_named(batch: Any, problem: str, tmp_path: Path) -> None:

@@ -165,9 +165,7 @@ def test_what_a_loss_logs_replaces_the_measured_figure_of_its_name() -> None:
 def test_a_recurrent_policys_kl_is_measured_in_the_states_of_the_loss(start: Any, burn_in: int) -> None:
     """With one gradient step of no size, the loss and the measure see one policy, all steps, and states made alike."""
     recurrent = {"network": NetworkConfig(hidden=(8,), recurrent="lstm"), "max_seq_len": 4, "lr": 0.0, "epochs": 1}
-    algorithm = SaysKL(
-        config(**recurrent, sequence_start=start, burn_in=burn_in, minibatch_size=256, num_minibatches=1)
-    )
+    algorithm = SaysKL(config(**recurrent, sequence_start=start, burn_in=burn_in, minibatch_size=64, num_minibatches=1))
     with torch.no_grad():  # else the memory hardly speaks at first
         for parameter in algorithm.module.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(0))

@@ -469,6 +469,9 @@ def test_what_offline_returns_is_checked() -> None:
         Pipeline([Offline(lambda exp: None)]).offline(exp)
     with pytest.raises(DataError, match="gave a column `weight` of 4 rows for 5 steps"):
         Pipeline([Offline(lambda exp: exp.with_steps(weight=np.zeros(4)))]).offline(exp)
+    for name in ("weight", "reward", "advantage"):
+        with pytest.raises(DataError, match=rf"`{name}` of `offline\.offline` has rows of shape \(1,\), but"):
+            Pipeline([Offline(lambda exp, name=name: exp.with_steps(**{name: np.zeros((5, 1))}))]).offline(exp)
 
 
 def test_actions_of_envs_need_the_inverse_of_a_connector_that_changes_actions() -> None:

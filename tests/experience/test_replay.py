@@ -153,6 +153,8 @@ def test_columns_with_the_names_of_a_batch_s_own_are_refused(name: str) -> None:
     exp = numbered([3])
     with pytest.raises(DataError, match=f"a replay can't store the column `{name}`"):
         Replay(10, priorities=Priorities()).add(exp.with_steps(**{name: np.ones(3, np.float32)}))
+    with pytest.raises(DataError, match=r"`reward` of the experience has rows of shape \(1,\), but"):
+        Replay(10).add(exp.with_steps(reward=np.ones((3, 1), np.float32)))
     plain = Replay(10, seed=0)
     plain.add(exp.with_steps(weight=np.full(3, 0.5, np.float32)))
     assert set(plain.sample(5)["weight"].tolist()) == {0.5}
