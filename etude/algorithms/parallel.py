@@ -26,11 +26,12 @@ from etude.algorithms.loading import load
 from etude.algorithms.progress import Board, say
 from etude.algorithms.results import Result, Stop, result_from
 from etude.algorithms.run import Log, check_logs, check_no_run, check_run_of, claimed, clear, folder_of, holds_run
-from etude.algorithms.saving import name_of
+from etude.algorithms.saving import name_of, to_plain
 from etude.checkpoints import MANIFEST, load_meta
 from etude.envs import env_name, kill_workers
 from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals, when_parent_ends
+from etude.metrics.writers import flat_items
 from etude.threads import for_acting, usable_cores
 
 _log = logging.getLogger("etude.algorithms")
@@ -41,6 +42,8 @@ _POLL: Final = 0.25
 """Seconds between two checks of the processes."""
 _EXIT_TIME: Final = 10.0
 """Seconds for a process to end after it has closed its connection; then it is killed."""
+_MAY_DIFFER: Final = ("engine", "record", "callbacks", "compute", "workers")
+"""Settings that a run may be resumed with in another form, as they do not change what it learns."""
 _COMMAND: Final = spawning.command("etude.algorithms.parallel", "run_job")
 
 
@@ -86,6 +89,25 @@ class TrainingJob:
             check_no_run(self.out, self.out.parent)
         if self.goes_on:
             check_run_of(self.out, name_of(self.algorithm), self.algorithm.name)
+        if self.finished() is not None and (difference := self.difference()):
+            raise SettingsError(
+                f"{self.out} is finished. It was trained {difference}, with which the other runs would be trained: "
+                "leave the setting as it was, or give another folder (--out)."
+            )
+
+    def difference(self) -> str | None:
+        """The first setting that differs from those of the run in ``out``, in words; None: they are the same."""
+        meta = load_meta(self.out)
+        were = meta.get("config") if isinstance(meta, Mapping) else None
+        are = {field.name: to_plain(getattr(self.config, field.name)) for field in fields(self.config)}
+        old, new = (
+            dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
+            for whole in (were or {}, are)
+        )
+        names = [name for name, now in new.items() if old.get(name) != now]
+        if not names:
+            return None
+        return f"with `{names[0].replace('/', '.')}` {old.get(names[0])}, but it is {new[names[0]]} now"
 
     def finished(self) -> Result | None:
         """The last result of the run in ``out``, if it has reached its goal or used up its budget, and was not

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import shlex
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,9 +167,9 @@ def clear(out: Path) -> None:
             remove_tree(checkpoint)
         with contextlib.suppress(OSError):
             (out / CHECKPOINTS).rmdir()
-        shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
-        for clip in (out / CLIPS).glob("iteration_*.gif"):
-            clip.unlink(missing_ok=True)
+        own = [*(out / TENSORBOARD).glob("events.out.tfevents.*"), *(out / CLIPS).glob("iteration_*.gif")]
+        for path in own:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def ask(
         kinds["table"] = flags.TableOptions
     found = flags.parse(kinds, args[1:], prog=f"etude {command} {name}", about=about, converters=CONVERTERS)
     given, asked, table = found[owner], found[command], found.get("table", {})
-    written, stop = read_settings_file(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
+    written, stop = read_settings_file(cls.Config, asked["config"], owner, kind) if asked.get("config") else ({}, {})
     if typed(kind, {"preset": asked.get("preset", False)}, owner=owner)["preset"]:
         env = given.get("env", written.get("env"))
         if env is None:
@@ -188,14 +188,23 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
     return config
 
 
-def read_settings_file(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings in a file, including the `columns` of a table if given, and its `stop`."""
+def read_settings_file(
+    config: type[AlgorithmConfig], path: str, owner: str, options: type
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a file, including the `columns` of a table if given, and its `stop`.
+
+    Raises:
+        SettingsError: the file holds none, or one of the command's ``options``, which are given as flags alone.
+    """
     found = flags.read(path)
     table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
     try:
         stop = found.pop("stop", None) or {}
         if not isinstance(stop, Mapping):
             raise SettingsError(f"{owner}.stop is {stop!r}, but must be as in `stop: {{updates: 1000}}`.")
+        theirs, ours = ({field.name for field in dataclasses.fields(kind)} for kind in (options, config))
+        for name in (theirs - ours) & found.keys():
+            raise SettingsError(f"`{name}` is not a setting of {owner}, but a flag: --{name.replace('_', '-')}.")
         found = nested_by_name(config, found, owner)
         written = [flags.convert_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")

@@ -52,7 +52,7 @@ class KeepOptions:
     everyday: ClassVar[tuple[str, ...]] = ()
 
     keep_last: IntFrom0 = 0
-    """Number of newest checkpoints to keep, at least 0."""
+    """Number of newest checkpoints to keep, at least 0; at least the newest is kept if there is a `keep_best`."""
 
     keep_best: IntFrom0 = 0
     """Number of checkpoints with the best `metric` to keep, at least 0. A new best is also saved between two

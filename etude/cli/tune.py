@@ -33,13 +33,11 @@ from etude.cli.options import (
     ask,
     config_of,
     import_from_here,
-    saved_in,
 )
 from etude.cli.streams import say, table, tell
 from etude.errors import EngineError, SettingsError, how_to_install
 from etude.files import write_atomically
 from etude.interruption import INTERRUPTED
-from etude.metrics.writers import flat_items
 from etude.settings import IntFrom1, Leaf, leaves_of, settings, settings_inside, typed
 from etude.urls import inside, is_url
 
@@ -496,8 +494,11 @@ def _trials(
         more = options.of_jobs() | {"prefix": f"{name}/"}
         jobs = seed_jobs(seeds, out / name, config, changes, algorithm=cls, **more)
         for job in jobs:
-            if job.goes_on:
-                _check_same(job)
+            if job.goes_on and (difference := job.difference()):
+                raise SettingsError(
+                    f"{job.out} was trained {difference}: resume a sweep with the settings, --space, --seed and "
+                    "--samples that it began with (more samples are fine), or give another --out."
+                )
         others = numbered(out / name, "seed-").keys() - {int(seed) for seed in seeds}
         if options.resume and others:
             raise SettingsError(
@@ -506,26 +507,6 @@ def _trials(
             )
         found.append(Trial(number, drawn, jobs))
     return found
-
-
-_MAY_DIFFER = ("engine", "record", "callbacks", "compute", "workers")
-
-
-def _check_same(job: TrainingJob) -> None:
-    """Refuse to resume a trial with other settings than it began with."""
-    new = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
-    were, are = (
-        dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
-        for whole in (saved_in(job.out, "config"), new)
-    )
-    for name, now in are.items():
-        was = were.get(name)
-        if was != now:
-            raise SettingsError(
-                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but it is {now} now: resume a sweep "
-                "with the settings, --space, --seed and --samples that it began with (more samples are fine), or give "
-                "another --out."
-            )
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

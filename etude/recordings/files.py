@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -214,7 +215,8 @@ def find_files(path: AnyPath) -> list[AnyPath]:
         DataError: nothing is there, or nothing that is a recording.
     """
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder. Give the folder that a recording was written to.")
+        where = "" if not isinstance(path, Path) or path.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"{path}: there is no such file or folder{where}. Give the folder of a recording.")
     files = [path] if path.is_file() and path.suffix == ".parquet" else recordings_in(path).get(path, [])
     if not files:
         if path.is_file():

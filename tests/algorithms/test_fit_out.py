@@ -72,7 +72,10 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
     with pytest.raises(SettingsError, match="already contains a run"):
         other.fit(etude.Stop(updates=2), out=out)
     assert other.iteration == 0
+    (out / "tensorboard").mkdir()
+    (out / "tensorboard" / "events.mine").write_text("not of a run")
     other.fit(etude.Stop(updates=4), out=out, overwrite=True)
+    assert (out / "tensorboard" / "events.mine").exists()
     assert load_meta(out)["iteration"] == 2
     with claimed(out), pytest.raises(SettingsError, match="another process is training in it"):
         other.fit(etude.Stop(updates=6), out=out)

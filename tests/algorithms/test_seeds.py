@@ -82,6 +82,10 @@ def test_runs_that_are_there_are_neither_mixed_nor_lost(tmp_path):
         etude.fit_seeds(SMALL, 2, stop=SHORT, out=out)
     with pytest.raises(SettingsError, match="is a run of etude.algorithms.ppo:PPO, not of a2c"):
         etude.fit_seeds(etude.A2CConfig(env="CartPole-v1", seed=3), 1, stop=SHORT, out=out, resume=True)
+    changed = dataclasses.replace(SMALL, lr=0.5)
+    with pytest.raises(SettingsError, match=r"seed-3 is finished. It was trained with `lr` 0.0003, but it is 0.5 now"):
+        etude.fit_seeds(changed, 2, stop=SHORT, out=out, resume=True)
+    assert not (out / "seed-4").exists()
     with pytest.raises(SettingsError, match="seed-3 already contains a run"):
         etude.fit_seeds(SMALL, 1, stop=SHORT, out=out / "seed-3")
     assert len(rows(out / "seed-3")) == 4

@@ -579,6 +579,21 @@ def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
     assert "`agents.modules_to_train` is ('red', 'blue'), but the `modules`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["save_interval", "log", "checkpoints"])
+def test_what_is_a_flag_alone_is_told_from_settings(name, capsys, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"lr: 0.001\n{name}: 5\n")
+    assert main([*SMALL, "--stop.updates", "1", "--config", str(file)]) == 2
+    flag = name.replace("_", "-")
+    assert f"{file}: `{name}` is not a setting of ppo, but a flag: --{flag}" in capsys.readouterr().err
+
+
+def test_a_relative_path_that_is_not_there_is_told_with_the_folder_it_begins_in(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "bc", "--data", "data/none", "--stop.updates", "1"]) == 2
+    assert f"data/none: there is no such file or folder in {tmp_path}." in capsys.readouterr().err
+
+
 def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "etude", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("etude ")
