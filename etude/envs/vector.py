@@ -18,7 +18,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
-from etude.envs.adapters import OFF_POLICY_ACTION, bad_step_error, reduced_spaces, warn_of_closing, warn_of_wrappers
+from etude.envs.adapters import (
+    OFF_POLICY_ACTION,
+    bad_step_error,
+    reduced_spaces,
+    warn_of_closing,
+    warn_of_masks,
+    warn_of_wrappers,
+)
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
@@ -143,8 +150,8 @@ class VectorArena:
         if self._mode is not AutoresetMode.DISABLED:
             raise EnvError(
                 f"{type(self.env).__name__} resets its copies itself, so their episodes can't be truncated after "
-                f"max_steps ({max_steps}): give it a limit of its own, such as max_episode_steps, or give a function "
-                "that makes one env."
+                f"{max_steps} steps (workers.max_steps, trajectories.at_max_length): give it a limit of its own, such "
+                "as max_episode_steps, or give a function that makes one env."
             )
         return max_steps
 
@@ -211,6 +218,7 @@ class VectorArena:
         obs, info = self._begin(seed)
         info = self._infos(info or {})
         self._reset_infos = info
+        warn_of_masks(self.env_at(0), self.obs_space, info)
         columns = self._columns(obs)
         if self._unchecked:
             self._check(columns)

@@ -98,7 +98,7 @@ def test_a_vectorised_env_is_truncated_after_max_steps() -> None:
     assert max(t for _, t, *_ in limited) == 9
     assert (9, 0, 1) in {row[1:] for row in limited}
     assert all(terminated or (t, truncated) == (9, 1) for _, t, terminated, truncated in limited)
-    with pytest.raises(EnvError, match=r"(?s)CartPoleVectorEnv .*max_steps \(9\).*max_episode_steps"):
+    with pytest.raises(EnvError, match=r"(?s)CartPoleVectorEnv .*after 9 steps .*max_episode_steps"):
         VectorArena(make_vector, 3, max_steps=9)
 
 

@@ -100,7 +100,7 @@ def test_max_steps_truncate(device: str) -> None:
     ends = [turn for turn in turns_of(arena, 12) if turn["flags"][1] is not None]
     assert len(ends) == 3
     assert all(turn["flags"][1].all() and len(turn["slots"]) == 4 for turn in ends)
-    with pytest.raises(EnvError, match="Follow resets its copies itself"):
+    with pytest.raises(EnvError, match=r"Follow resets its copies itself.*after 3 steps \(workers.max_st"):
         make_arena(Follow(4, device=device), 4, Workers(max_steps=3))
 
 
