@@ -353,7 +353,7 @@ class Flattener:
         self._getters: list[tuple[str, Callable[[Any], Any]]] = []
         for name, path, leaf in walk(space, root):
             self.leaves[name] = leaf
-            self._getters.append((name, functools.partial(_inside, path)))  # not a closure: connectors are pickled
+            self._getters.append((name, functools.partial(part_at, path)))  # not a closure: connectors are pickled
         self._single = root if list(self.leaves) == [root] else None
 
     def __call__(self, value: Any) -> dict[str, Any]:
@@ -363,7 +363,8 @@ class Flattener:
         return {name: get(value) for name, get in self._getters}
 
 
-def _inside(path: Keys, value: Any) -> Any:
+def part_at(path: Iterable[str | int], value: Any) -> Any:
+    """The part of a nested value under the keys ``path``."""
     for key in path:
         value = value[key]
     return value

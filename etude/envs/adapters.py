@@ -117,14 +117,15 @@ def _warn_of_wrapper(name: str) -> None:
     )
 
 
-def warn_of_masks(env: gym.Env[Any, Any], obs_space: Space, infos: Any) -> None:
+def warn_of_masks(env: Any, obs_space: Space, infos: Any) -> None:
     """Warn, once per process and kind of env, that action masks have no effect if they are in the infos of a reset, or
     come from a method ``action_masks``, as MaskablePPO expects them, and observations hold none."""
     if find_part(obs_space, col.ACTION_MASK) is not None:
         return
-    name = type(env.unwrapped).__name__
+    name = type(getattr(env, "unwrapped", env)).__name__
     if isinstance(infos, Mapping) and col.ACTION_MASK in infos:
-        _warn_of_masks(name, f"the infos hold an `{col.ACTION_MASK}`", "Wrap the env in InfoActionMask")
+        wrapped = "its single envs" if isinstance(env, gym.vector.VectorEnv) else "the env"
+        _warn_of_masks(name, f"the infos hold an `{col.ACTION_MASK}`", f"Wrap {wrapped} in InfoActionMask")
         return
     with contextlib.suppress(Exception):  # no wrapper has it, and neither has the env; or a property fails
         if callable(env.get_wrapper_attr("action_masks")):
@@ -188,12 +189,15 @@ def check_info(info: Any) -> None:
         )
 
 
-def check_reward(reward: Any) -> None:
-    """Raise an EnvValueError if a reward is not one number. NaN and infinity are found elsewhere."""
+def check_reward(reward: Any, of: str = "") -> None:
+    """Raise an EnvValueError if a reward is not one number. NaN and infinity are found elsewhere.
+
+    ``of`` says in the message whose reward it is.
+    """
     number = np.asarray(reward)
     if number.dtype.kind not in "bifu" or number.shape:
         raise EnvValueError(
-            f"`reward` is {reward!r}, not a finite number. Return one float from step, such as float(reward[0]) or "
+            f"`reward`{of} is {reward!r}, not a finite number. Return one float from step, such as float(reward[0]) or "
             "the weighted sum of several objectives. The rewards of several agents are a dict by agent, as in "
             "PettingZoo's ParallelEnv."
         )

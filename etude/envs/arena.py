@@ -249,7 +249,8 @@ class BoundsCheck:
         _log.warning(
             "env %d%s: `%s` is %s at %s, outside its space's bounds [%s, %s]. Training, evaluations and recordings use "
             "such values as they are. If that is not what you want, correct the env or its space; "
-            "gymnasium.wrappers.TransformObservation changes both from outside.",
+            "gymnasium.wrappers.TransformObservation (for a VectorEnv, gymnasium.wrappers.vector.TransformObservation) "
+            "changes both from outside.",
             self._env_of[slot],
             "" if agent is None else f", agent {agent!r}",
             name,

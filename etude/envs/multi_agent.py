@@ -192,7 +192,7 @@ class ManyAgentsAdapter(EnvAdapter):
         self._paid.update(rewards)
         for agent, reward in rewards.items():
             if reward.__class__ not in NUMBERS:
-                adapters.check_reward(reward)
+                adapters.check_reward(reward, f" of agent {agent!r}")
             if reward:
                 i = self._number(agent)
                 if self._state[i] >= _ENDED:

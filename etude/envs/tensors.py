@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.envs.adapters import OFF_POLICY_ACTION
 from etude.envs.vector import VectorArena
 from etude.errors import EnvError, SpaceError
 from etude.experience import arrays
-from etude.spaces import Space, in_words, leaf_dtype, leaf_shape
+from etude.spaces import Space, check_form, in_words, leaf_dtype, leaf_shape
 
 
 class TensorArena(VectorArena):
@@ -44,9 +43,11 @@ class TensorArena(VectorArena):
                 f"`{name}` is a {type(column).__name__} of {found[0]} and shape {found[1]}, but its space "
                 f"{in_words(leaf)} needs a tensor of {wanted} and shape {shape}."
             )
+        if not wanted.is_floating_point and (self._unchecked or column.device.type == "cpu"):
+            check_form(name, leaf, arrays.host(column))
         return column.to(wanted)
 
-    def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+    def _begin(self, seed: int | None) -> tuple[Any, Any]:
         obs, info = self._call(self.env.reset, seed=seed)
         for name, value in self._flatten(obs).items():
             if getattr(value, "device", None) != self.device:
@@ -57,9 +58,9 @@ class TensorArena(VectorArena):
                 )
         return obs, info
 
-    def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
+    def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, Any]:
         mask = torch.from_numpy(rows.copy()).to(self.device)
-        given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": mask})
+        given: tuple[Any, Any] = self._call(self.env.reset, options={"reset_mask": mask})
         return given
 
     def _on_host(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
@@ -67,23 +68,20 @@ class TensorArena(VectorArena):
         shape = self._slots.shape
         for name, value in ((col.REWARD, reward), (col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
             is_flag = name != col.REWARD
-            if not isinstance(value, torch.Tensor) or value.shape != shape or (is_flag and value.dtype != torch.bool):
+            fits = isinstance(value, torch.Tensor) and value.shape == shape and not value.is_complex()
+            if not fits or (is_flag and value.dtype != torch.bool):
                 found = value if not isinstance(value, torch.Tensor) else f"a tensor {arrays.describe(value[None])}"
                 raise EnvError(
                     f"`{name}` of {type(self.env).__name__} is {found}, but must be a tensor of {shape[0]} "
                     f"{'bools' if is_flag else 'numbers'}, one for each of the copies."
                 )
-        dtype = reward.dtype if reward.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if reward.dtype == torch.float64 else torch.float32
+        if not reward.is_floating_point():
+            dtype = torch.int64  # exact, and devices without float64 have it
         host = torch.stack([reward.to(dtype), terminated.to(dtype), truncated.to(dtype)]).cpu().numpy()
         if "final_observation" in info:  # Gymnasium's name before 1.0
             info = {"final_obs": info["final_observation"], **info}
         return obs, host[0], host[1] != 0, host[2] != 0, info
-
-    def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
-        there = info.get(f"_{OFF_POLICY_ACTION}")
-        rows = self._slots if there is None else np.flatnonzero(arrays.host(there))
-        values = self._flatten_action(info[OFF_POLICY_ACTION])
-        return rows, {name: arrays.take(column, rows) for name, column in values.items()}
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
         return {name: arrays.take(column, rows) for name, column in self._columns(final).items()}

@@ -18,16 +18,26 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
-from etude.envs.adapters import OFF_POLICY_ACTION, bad_step_error, reduced_spaces, warn_of_closing, warn_of_wrappers
+from etude.envs.adapters import (
+    OFF_POLICY_ACTION,
+    bad_step_error,
+    reduced_spaces,
+    warn_of_closing,
+    warn_of_masks,
+    warn_of_wrappers,
+)
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
 from etude.experience import arrays
+from etude.experience.arrays import Array
 from etude.spaces import (
     Flattener,
+    Keys,
     Nester,
     Space,
     are_choices,
+    check_finite_value,
     check_form,
     check_value,
     choices_of,
@@ -36,6 +46,8 @@ from etude.spaces import (
     leaf_shape,
     leaves,
     mismatch,
+    part_at,
+    walk,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +64,7 @@ evaluated, recorded and filmed. ALE's, for example, stacks, skips and resizes fr
 """
 
 _BOOL: Final = np.dtype(bool)
+_OBJECT: Final = np.dtype(object)
 _log = logging.getLogger("etude.envs")
 _told: set[str] = set()  # ids whose unused vectorised version was mentioned
 
@@ -102,7 +115,7 @@ class VectorArena:
         self._batched = {name: (leaf, leaf_shape(leaf), self._dtype(leaf)) for name, leaf in batched.items()}
         self._choices = {name: leaf for name, leaf in self._flatten.leaves.items() if choices_of(leaf) is not None}
         self._nest_action = Nester(self.action_space, col.ACTION)
-        self._flatten_action = Flattener(self.action_space, col.ACTION)
+        self._action_parts = walk(self.action_space, col.ACTION)
         self._turns: list[Turn] = []
         self._reset_due: NDArray[np.bool_] | None = None  # copies that the next step resets
         self._reset_infos: dict[str, Any] = {}  # from the last resets made here
@@ -118,12 +131,13 @@ class VectorArena:
 
     def _autoreset_mode(self) -> AutoresetMode:
         mode = (self.env.metadata or {}).get("autoreset_mode")
-        if mode is None:
-            raise EnvError(
-                f"{type(self.env).__name__} does not say how it resets: set its metadata['autoreset_mode'] to one of "
-                "gymnasium.vector.AutoresetMode. Without it, steps would be credited to wrong episodes."
-            )
-        return AutoresetMode(mode)
+        for known in AutoresetMode:
+            if mode in (known, known.name, known.value):
+                return known
+        raise EnvError(
+            f"{type(self.env).__name__} does not say how it resets: its metadata['autoreset_mode'] is {mode!r}. Set it "
+            f"to {', '.join(map(str, AutoresetMode))}. Without it, steps would be credited to wrong episodes."
+        )
 
     def _own_limit(self, env: Any, max_steps: int | None) -> int | None:
         """``max_steps`` if episodes must be truncated here; None if the env does that, or there is no limit.
@@ -136,8 +150,8 @@ class VectorArena:
         if self._mode is not AutoresetMode.DISABLED:
             raise EnvError(
                 f"{type(self.env).__name__} resets its copies itself, so their episodes can't be truncated after "
-                f"max_steps ({max_steps}): give it a limit of its own, such as max_episode_steps, or give a function "
-                "that makes one env."
+                f"{max_steps} steps (workers.max_steps, trajectories.at_max_length): give it a limit of its own, such "
+                "as max_episode_steps, or give a function that makes one env."
             )
         return max_steps
 
@@ -180,47 +194,62 @@ class VectorArena:
     def _check(self, columns: Columns) -> None:
         """Check that the observations of all copies are in their space."""
         self._unchecked -= 1
-        obs = Nester(self.obs_space, col.OBS)(arrays.host_columns(columns))
+        host = arrays.host_columns(columns)
+        obs = Nester(self.obs_space, col.OBS)(host)
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
+        self._check_choices(host, self._slots)
 
     def _check_flags(self, *flags: NDArray[Any]) -> None:
         for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=True):
             if flag.shape != (self.num_slots,) or flag.dtype.kind != "b":
                 raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} booleans.")
 
-    def _check_choices(self, columns: Columns) -> None:
-        """Check that discrete observations are in their space; on a device, it would take too long."""
-        for name, leaf in self._choices.items() if self.device is None else ():
-            array = np.asarray(columns[name])
-            inside = are_choices(leaf, array)
-            if inside is not None and not inside.all():
-                row = int(np.argmin(inside))
-                raise SpaceError(f"copy {row}: `{name}` is {array[row]}, outside its space {leaf}.")
+    def _check_choices(self, columns: Columns, rows: NDArray[np.int64]) -> None:
+        """Check that discrete observations of the copies ``rows`` are in their space; on a GPU, that takes too long."""
+        for name, leaf in self._choices.items():
+            column: Array = columns[name]
+            if isinstance(column, np.ndarray) or column.device.type == "cpu":
+                _check_inside(name, leaf, np.asarray(column), rows)
 
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
         if self._is_closed:
             raise closed()
         obs, info = self._begin(seed)
+        info = self._infos(info or {})
         self._reset_infos = info
+        warn_of_masks(self.env_at(0), self.obs_space, info)
         columns = self._columns(obs)
         if self._unchecked:
             self._check(columns)
-        self._check_choices(columns)
+        self._check_choices(columns, self._slots)
         self._t[:] = 0
         n = self.num_slots
         self._reset_due = None
         self._turns = [Turn(self._slots, columns, np.zeros(n), None, None, np.ones(n, bool), infos=info)]
 
-    def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+    def _begin(self, seed: int | None) -> tuple[Any, Any]:
         """Reset the env: its observations and infos."""
         obs, info = self._call(self.env.reset, seed=seed)
         _refuse_tensors(self.env, obs)
         return obs, info
 
-    def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
+    def _infos(self, infos: Any) -> dict[str, Any]:
+        """The infos of a step or a reset.
+
+        Raises:
+            EnvError: they are not a dict.
+        """
+        if not isinstance(infos, dict):
+            raise EnvError(
+                f"the infos of {type(self.env).__name__} are of type {type(infos).__name__}, but must be a dict, {{}} "
+                "if there are none. Leave out a wrapper that changes them, such as DictInfoToList."
+            )
+        return infos
+
+    def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, Any]:
         """Reset only the copies in ``rows`` (bool ``[num_envs]``): the env's observations and infos."""
-        given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
+        given: tuple[Any, Any] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
         return given
 
     def _on_host(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
@@ -244,6 +273,7 @@ class VectorArena:
         given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
             raise bad_step_error(self.env, given)
+        self._infos(given[4])
         obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
@@ -261,7 +291,7 @@ class VectorArena:
             truncated = truncated | ((self._t >= self._max_steps) & ~terminated)
             self._t[terminated | truncated] = 0
         if self._choices:
-            self._check_choices(columns)
+            self._check_choices(columns, self._slots)
         turn = Turn(self._slots, columns, reward, None, None, infos=info)
         if info and OFF_POLICY_ACTION in info:
             turn.taken = self._taken(info)
@@ -293,42 +323,57 @@ class VectorArena:
                 f"{type(self.env).__name__} resets in the same step, but its info has no 'final_obs' when an episode "
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
-        end.obs, end.infos = self._final_columns(info["final_obs"], rows), info.get("final_info", {})
-        if OFF_POLICY_ACTION in end.infos:
-            which, columns = self._taken(end.infos)
+        try:
+            end.obs = self._final_columns(info["final_obs"], rows)
+        except (SpaceError, IndexError) as error:
+            raise SpaceError(f"the last observations, info['final_obs'], do not fit: {error}") from error
+        end.infos = info.get("final_info", {})
+        if OFF_POLICY_ACTION in end.infos and (taken := self._taken(end.infos)) is not None:
+            which, columns = taken
             there = np.isin(which, rows)
             end.taken = np.searchsorted(rows, which[there]), {name: c[there] for name, c in columns.items()}
-        self._check_choices(end.obs)
+        self._check_choices(end.obs, rows)
         return end
 
     def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
         """The turn of all rows, in which the rows whose episodes ended begin new ones."""
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
-            obs, self._reset_infos = self._reset_rows(done)
+            obs, infos = self._reset_rows(done)
+            self._reset_infos = self._infos(infos or {})
             columns = self._columns(obs)
-            self._check_choices(columns)
+            self._check_choices(columns, self._slots)
         if taken is not None:
             there = ~done[taken[0]]
             taken = (taken[0][there], {name: column[there] for name, column in taken[1].items()})
         return Turn(self._slots, columns, turn.reward, None, None, done, taken=taken, infos=turn.infos)
 
-    def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
-        """The actions that the env took instead; the mask ``_off_policy_action`` of Gymnasium marks their rows."""
-        values = self._flatten_action(info[OFF_POLICY_ACTION])
-        rows = np.flatnonzero(info.get(f"_{OFF_POLICY_ACTION}", np.ones(self.num_slots, bool)))
-        return rows, {name: np.asarray(column)[rows] for name, column in values.items()}
+    def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns] | None:
+        """The actions that the env took instead, and their rows, marked in Gymnasium's ``_off_policy_action``."""
+        given, there = info[OFF_POLICY_ACTION], info.get(f"_{OFF_POLICY_ACTION}")
+        rows = self._slots if there is None else np.flatnonzero(arrays.host(there))
+        columns: Columns = {}
+        for name, path, leaf in self._action_parts if len(rows) else ():
+            shown = name.replace(col.ACTION, OFF_POLICY_ACTION, 1)
+            try:
+                column = _rows_at(given, path, rows, self.num_slots)
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise mismatch(batch_space(self.action_space, self.num_slots), given, OFF_POLICY_ACTION) from error
+            columns[name] = self._fitted(shown, batch_space(leaf, len(rows)), column)
+            host = arrays.host(columns[name])
+            check_finite_value(shown, host)
+            _check_inside(shown, leaf, host, rows)
+        return (rows, columns) if columns else None
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
-        if isinstance(final, np.ndarray) and final.dtype == object:
+        if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype is _OBJECT):
+            for row in rows:
+                check_value(self.obs_space, final[row], f"final_obs of copy {row}")
             parts = [self._flatten(final[row]) for row in rows]
-            columns: Columns = {}
-            for name, leaf in self._flatten.leaves.items():
-                values = [np.asarray(part[name]) for part in parts]
-                for value in values:
-                    check_form(name, leaf, value)
-                columns[name] = np.stack(values).astype(leaf_dtype(leaf), copy=False)
-            return columns
+            return {
+                name: np.stack([part[name] for part in parts]).astype(leaf_dtype(leaf), copy=False)
+                for name, leaf in self._flatten.leaves.items()
+            }
         return {name: column[rows] for name, column in self._columns(final).items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -380,6 +425,27 @@ class VectorArena:
                 raise
             except BaseException as error:  # noqa: BLE001 - nothing is lost
                 warn_of_closing(type(self.env).__name__, error)
+
+
+def _rows_at(values: Any, path: Keys, rows: NDArray[np.int64], num_envs: int) -> Array:
+    """The rows of one part of nested values. Gymnasium gathers tuples in an array with one of them for each copy."""
+    keys = list(path)
+    while keys and not arrays.is_array(values):
+        values = values[keys.pop(0)]
+    if np.shape(values)[:1] != (num_envs,):
+        raise ValueError(f"there is not one value for each of the {num_envs} copies")
+    values = values if arrays.is_array(values) else np.asarray(values)
+    if keys or values.dtype is _OBJECT:
+        return np.asarray([part_at(keys, values[row]) for row in rows])
+    return arrays.take(values, rows)
+
+
+def _check_inside(name: str, leaf: Space, array: NDArray[Any], rows: NDArray[np.int64]) -> None:
+    """Raise a SpaceError if values of the copies ``rows`` are not in their space of choices."""
+    are_inside = are_choices(leaf, array)
+    if are_inside is not None and not are_inside.all():
+        row = int(np.argmin(are_inside))
+        raise SpaceError(f"copy {rows[row]}: `{name}` is {array[row]}, outside its space {leaf}.")
 
 
 def _refuse_tensors(env: VectorEnv[Any, Any, Any], given: Any) -> None:
@@ -446,6 +512,8 @@ def make_vector_env(
             limits["max_episode_steps"] = min(max_steps, spec.max_episode_steps)
         env = functools.partial(gym.make_vec, spec, **limits)
     made = env if isinstance(env, VectorEnv) else make_one(env_maker(env)[0], name)
+    if isinstance(made, VectorEnv) and not hasattr(made, "num_envs"):
+        raise EnvError(f"{type(made).__name__} does not say how many copies it has: set its attribute `num_envs`.")
     if not isinstance(made, VectorEnv) or not hasattr(made, "single_observation_space"):
         raise EnvError(
             f"{name} gives a {type(made).__name__}, not a VectorEnv with single_observation_space: make_arena steps "

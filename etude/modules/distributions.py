@@ -444,9 +444,9 @@ class SquashedGaussian(DiagGaussian):
             raise SpaceError(
                 f"`{root}` is {space}: squashed actions need finite bounds with a range between them, but index "
                 f"{np.argwhere(~fine)[0].tolist()} has none. Give the env's action space such bounds, add the "
-                "connector `rescale_action` where bounds coincide, or don't squash if the algorithm allows it. A "
-                "recording that does not state its spaces gets those of `env`; without an env, open it with "
-                "Recording.open(path, action_space=...)."
+                "connector `rescale_action` where bounds coincide, or don't squash if the algorithm allows it. If "
+                "you learn from a recording that does not state its spaces: set `env`, whose spaces it gets, or open "
+                "it with Recording.open(path, action_space=...)."
             )
         self._low, self._high = space.low, space.high
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)

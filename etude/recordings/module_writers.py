@@ -22,7 +22,7 @@ from etude.recordings.files import data_files
 from etude.recordings.layout import PREFIX, number_of
 from etude.recordings.recording import Recording
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter, recorded
-from etude.spaces import Space
+from etude.spaces import Space, leaf_shape, leaves
 
 Layout: TypeAlias = Literal["episodes", "table"]
 Kind: TypeAlias = tuple[Space, Space]
@@ -192,6 +192,14 @@ class ModuleWriters:
 
     def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
         """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""
+        for name, leaf in leaves(kind[0], col.OBS).items():
+            is_kept = self._columns is None or any(col.is_under(name, root) for root in self._columns)
+            if is_kept and 0 in leaf_shape(leaf):
+                raise DataError(
+                    f"`{name}` has the shape {list(leaf_shape(leaf))}: it holds no numbers, so it can't be recorded. "
+                    "Leave it out in the env, such as with gymnasium.wrappers.FilterObservation. The connector `drop` "
+                    "does not help, because a recording has the env's observations."
+                )
         where = self._there / folder if folder else self._there
         if before is not None and int(before["next_file"]) and not (where.exists() and data_files(where)):
             raise DataError(

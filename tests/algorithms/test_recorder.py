@@ -242,6 +242,28 @@ def test_a_recording_that_is_there_is_an_error_or_added_to(tmp_path: Path) -> No
     assert validate(tmp_path / "r").ok
 
 
+def test_observations_without_numbers_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    class Empty(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Dict(none=gym.spaces.Box(-1, 1, (0,)), two=gym.spaces.Box(-1, 1, (2,)))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            return self.observation_space.sample(), 1.0, True, False, {}
+
+    path = tmp_path / "data"
+    given: dict[str, Any] = SMALL | {"record": RecordConfig(path=str(path))}
+    with pytest.raises(DataError, match=r"`obs/none` has the shape \[0\].*gymnasium.wrappers.FilterObservation"):
+        PPO(PPOConfig(**given | {"env": Empty, "connectors": ("drop:none",)}))
+    assert not path.exists()
+    ppo = PPO(PPOConfig(**given | {"env": lambda: gym.wrappers.FilterObservation(Empty(), ["two"])}))
+    ppo.train()
+    ppo.close()
+    assert Recording.open(path).num_steps == 96
+
+
 def test_what_is_not_closed_is_written_when_it_goes(tmp_path: Path) -> None:
     algorithm, seen = keeping(PPO, PPOConfig(**SMALL, record=RecordConfig(path=str(tmp_path / "r"))), 2)
     del algorithm

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from many_agent_envs import TwoJobs
 from some_envs import LendingVectorEnv, Numbered
 
@@ -98,7 +98,7 @@ def test_a_vectorised_env_is_truncated_after_max_steps() -> None:
     assert max(t for _, t, *_ in limited) == 9
     assert (9, 0, 1) in {row[1:] for row in limited}
     assert all(terminated or (t, truncated) == (9, 1) for _, t, terminated, truncated in limited)
-    with pytest.raises(EnvError, match=r"(?s)CartPoleVectorEnv .*max_steps \(9\).*max_episode_steps"):
+    with pytest.raises(EnvError, match=r"(?s)CartPoleVectorEnv .*after 9 steps .*max_episode_steps"):
         VectorArena(make_vector, 3, max_steps=9)
 
 
@@ -135,6 +135,11 @@ class Wrong(LendingVectorEnv):
         ({"obs": np.zeros((4, 3), np.float32)}, 0, r"`obs` has shape \(4, 3\), but its space .* has shape \(3, 3\)"),
         ({"obs": np.array([["a"] * 3] * 3)}, 0, "`obs` has dtype <U1, but its space .* has dtype float32"),
         ({"obs": {"x": 0}}, 0, "`obs`"),
+        ({"info": None}, 0, "the infos of Env are of type NoneType, but must be a dict"),
+        ({"info": {"final_obs": None}}, 0, r"info\['final_obs'\], do not fit: `obs` has shape \(\)"),
+        ({"info": {"final_obs": np.zeros((3, 1), np.float32)}}, 0, r"info\['final_obs'\].* has shape \(3, 1\)"),
+        ({"info": {"final_obs": [None] * 3}}, 0, r"info\['final_obs'\].*`final_obs of copy \d` has shape \(\)"),
+        ({"info": {"final_obs": []}}, 0, r"info\['final_obs'\], do not fit: list index out of range"),
     ],
 )
 def test_what_a_vector_env_gives_is_checked(wrong: dict[str, Any], check: int, match: str) -> None:
@@ -146,6 +151,39 @@ def test_what_a_vector_env_gives_is_checked(wrong: dict[str, Any], check: int, m
         played(VectorArena(Env(3, AutoresetMode.SAME_STEP), 3, check=check))
     if check and "obs" in wrong:
         played(VectorArena(Env(3, AutoresetMode.SAME_STEP), 3, check=0))
+
+
+def test_final_observations_may_be_a_list() -> None:
+    class Listing(LendingVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *given, info = super().step(actions)
+            if "final_obs" in info:
+                over = given[2] | given[3]
+                info["final_obs"] = [info["final_obs"][copy] if over[copy] else None for copy in range(self.num_envs)]
+            return *given, info
+
+    args = (3, AutoresetMode.SAME_STEP)
+    assert str(played(VectorArena(Listing(*args), 3))) == str(played(VectorArena(LendingVectorEnv(*args), 3)))
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_infos_must_stay_a_dict(mode: AutoresetMode) -> None:
+    env = gym.wrappers.vector.DictInfoToList(SyncVectorEnv([Numbered] * 2, autoreset_mode=mode))
+    with pytest.raises(EnvError, match="the infos of DictInfoToList are of type list.*Leave out a wrapper"):
+        VectorArena(env, 2).reset()
+
+
+def test_how_a_vector_env_resets_is_said_by_name_too() -> None:
+    env = LendingVectorEnv(3, AutoresetMode.NEXT_STEP)
+    env.metadata = {"autoreset_mode": "NEXT_STEP"}
+    assert str(played(VectorArena(env, 3))) == str(played(VectorArena(LendingVectorEnv(3, AutoresetMode.NEXT_STEP), 3)))
+    for unknown in ("next", None, 1):
+        env.metadata = {"autoreset_mode": unknown}
+        with pytest.raises(EnvError, match=r"'autoreset_mode'\] is .*Set it to AutoresetMode.NEXT_STEP, "):
+            VectorArena(env, 3)
+    del env.num_envs
+    with pytest.raises(EnvError, match="LendingVectorEnv does not say how many copies it has"):
+        VectorArena(env, 3)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

@@ -141,6 +141,7 @@ OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
             r"Broken gave an observation, .* for agent 'z'.*\['a', 'b'\]\. Name",
         ),
         (DictAdapter(Broken(OBS, {"z": 1.0}, {}, {}, {})), "a reward .* for agent 'z', who is not in its possible"),
+        (DictAdapter(Broken(OBS, {"b": None}, {}, {}, {})), "`reward` of agent 'b' is None, not a finite number"),
         (DictAdapter(Broken(OBS, {}, {"z": True}, {}, {})), "an end for agent 'z'"),
         (
             DictAdapter(Broken(OBS, {}, False, False, {})),

@@ -5,6 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 from etude.envs import InfoActionMask, adapters, make_arena
 from etude.errors import EnvError
@@ -109,13 +110,17 @@ class Methodical(Doors):
         return next(self.masks)
 
 
+@pytest.mark.parametrize("is_vector", [False, True])
 @pytest.mark.parametrize(
     ("kind", "found"), [(Doors, "the infos hold an `action_mask`"), (Methodical, "the env has a method `action_masks`")]
 )
-def test_a_mask_that_observations_lack_is_told_once(kind, found, caplog):
+def test_a_mask_that_observations_lack_is_told_once(kind, found, is_vector, caplog):
+    def make():
+        return gym.wrappers.TimeLimit(kind([[1] * 5] * 9), 5)
+
     adapters._warn_of_masks.cache_clear()
     for _ in range(2):
-        arena = make_arena(lambda: gym.wrappers.TimeLimit(kind([[1] * 5] * 9), 5), 2)
+        arena = make_arena(lambda: SyncVectorEnv([make] * 2) if is_vector else make(), 2)
         arena.reset()
         arena.recv()
     (record,) = caplog.records

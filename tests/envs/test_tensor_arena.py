@@ -15,6 +15,7 @@ from etude.envs import VectorArena, Workers, make_arena
 from etude.envs.tensors import TensorArena
 from etude.errors import EnvError, SpaceError
 from etude.experience.arrays import host_columns
+from etude.spaces import Flattener
 
 MODES = list(AutoresetMode)
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -48,7 +49,8 @@ def turns_of(arena: VectorArena, num: int = 60) -> list[dict[str, Any]]:
         rng = np.random.default_rng(step)
         space = arena.action_space
         space.seed(int(rng.integers(1000)))
-        drawn = [arena._flatten_action(space.sample()) for _ in range(arena.num_slots)]
+        flatten = Flattener(space, "action")
+        drawn = [flatten(space.sample()) for _ in range(arena.num_slots)]
         action: Any = {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
         if arena.device is not None:
             action = {name: torch.from_numpy(column).to(arena.device) for name, column in action.items()}
@@ -98,7 +100,7 @@ def test_max_steps_truncate(device: str) -> None:
     ends = [turn for turn in turns_of(arena, 12) if turn["flags"][1] is not None]
     assert len(ends) == 3
     assert all(turn["flags"][1].all() and len(turn["slots"]) == 4 for turn in ends)
-    with pytest.raises(EnvError, match="Follow resets its copies itself"):
+    with pytest.raises(EnvError, match=r"Follow resets its copies itself.*after 3 steps \(workers.max_st"):
         make_arena(Follow(4, device=device), 4, Workers(max_steps=3))
 
 
@@ -145,6 +147,34 @@ def test_observations_get_the_form_of_their_space_or_are_refused(given: Any) -> 
         arena.send(arena.recv()[-1], action)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("space", "given", "match"),
+    [
+        (gym.spaces.Box(0, 255, (2,), np.uint8), [300, 1], "`obs` has dtype int64, but its space .* dtype uint8"),
+        (gym.spaces.Box(-9, 9, (2,), np.int32), [2**31, 1], "`obs` holds 2147483648, outside the range of int32"),
+        (gym.spaces.MultiDiscrete([3, 4]), [3, 0], r"copy 1: `obs` is \[3 0\], outside its space MultiDiscrete"),
+        (gym.spaces.MultiBinary(2), [0, 7], r"copy 1: `obs` is \[0 7\], outside its space MultiBinary"),
+    ],
+)
+def test_whole_numbers_are_checked_at_every_step_or_first_on_a_gpu(
+    space: Any, given: list[int], match: str, device: str
+) -> None:
+    class Whole(Follow):
+        count = 0
+
+        def _show(self) -> torch.Tensor:
+            super()._show()
+            self.count += 1
+            return torch.tensor([[0, 0], given if self.count > at else [0, 0]], device=self.device)
+
+    at = 20 if device == "cpu" else 3
+    env = Whole(2, device=device)
+    env.single_observation_space = space
+    with pytest.raises(SpaceError, match=match):
+        turns_of(make_arena(env, 2), 40)
+
+
 def test_the_count_counts() -> None:
     tensor = torch.zeros(2, 3)
     with HostCount() as counted:
@@ -165,6 +195,19 @@ def test_rewards_keep_their_precision_and_copies_their_own() -> None:
     assert arena.recv()[0].reward.tolist() == [1e-12, 1 + 1e-12, 2 + 1e-12]
 
 
+@pytest.mark.parametrize(("dtype", "reward"), [(torch.uint8, 200), (torch.int64, 2**24 + 1), (torch.bool, 1)])
+def test_rewards_in_whole_numbers_are_exact(dtype: torch.dtype, reward: int) -> None:
+    class Whole(Follow):
+        def step(self, actions: Any) -> Any:
+            obs, _, *others = super().step(actions)
+            return obs, torch.full((self.num_envs,), reward, dtype=dtype), *others
+
+    arena = make_arena(Whole(3), 3)
+    arena.reset(seed=1)
+    arena.send(arena.recv()[0], {"action": torch.zeros(3, dtype=torch.int64)})  # type: ignore[dict-item]
+    assert arena.recv()[0].reward.tolist() == [reward] * 3
+
+
 def test_the_older_name_of_the_last_observation() -> None:
     class Older(Follow):
         def step(self, actions: Any) -> Any:
@@ -180,6 +223,7 @@ def test_the_older_name_of_the_last_observation() -> None:
     ("which", "wrong", "match"),
     [
         (1, torch.zeros(3, 1), r"`reward` of Wrong is a tensor float32\[3, 1\].*3 numbers"),
+        (1, torch.zeros(3, dtype=torch.complex64), r"`reward` of Wrong is a tensor complex64"),
         (1, np.zeros(3), "`reward` of Wrong is .*must be a tensor"),
         (2, torch.zeros(3), r"`terminated` of Wrong is a tensor float32\[3\].*3 bools"),
         (3, torch.zeros(2, dtype=torch.bool), r"`truncated` of Wrong is a tensor bool\[2\].*3 bools"),

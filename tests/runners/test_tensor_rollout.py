@@ -14,7 +14,7 @@ from tensor_envs import AsTensors, Follow, HostCount
 import etude
 from etude.connectors import Connector, FrameStack, Inputs, Pipeline
 from etude.envs import Workers, make_arena
-from etude.errors import EnvError, ModuleError, SettingsError
+from etude.errors import EnvError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.modules import Module, NetworkConfig, make_module
 from etude.policies import Policy
@@ -260,3 +260,84 @@ def test_actions_that_the_env_took_itself_in_the_last_step(mode: AutoresetMode) 
     exp = Runner(make_arena(env, 3), Policy(module), seed=1).collect(num_steps=300).numpy()
     np.testing.assert_array_equal(exp.steps["action"], exp.steps["reward"])
     assert set(exp.steps["action"].tolist()) == {1, 2}
+
+
+def taking(space: Any, given: Any) -> Any:
+    """A function that makes two copies of an env that always says that it took ``given``."""
+
+    class Taking(Guarded):
+        action_space = space
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            return np.zeros(2, np.float32), 0.0, False, self.t == 5, {"off_policy_action": given}
+
+    return lambda mode: SyncVectorEnv([Taking] * 2, autoreset_mode=mode)
+
+
+TWO = gym.spaces.Tuple([gym.spaces.Discrete(3)] * 2)
+FOUR, PLANE = gym.spaces.Discrete(4), gym.spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(
+    ("space", "given", "wanted"),
+    [
+        (TWO, (2, 0), {"action/0": 2, "action/1": 0}),
+        (TWO, np.array([2, 0]), {"action/0": 2, "action/1": 0}),
+        (gym.spaces.Tuple([FOUR]), (3,), {"action/0": 3}),
+        (gym.spaces.Dict(a=TWO, b=FOUR), {"a": (2, 0), "b": 1}, {"action/a/0": 2, "action/a/1": 0, "action/b": 1}),
+        (gym.spaces.Tuple([gym.spaces.Dict(a=FOUR), FOUR]), ({"a": 3}, 1), {"action/0/a": 3, "action/1": 1}),
+    ],
+)
+def test_nested_actions_that_the_env_took_itself(space: Any, given: Any, wanted: Any, mode: AutoresetMode) -> None:
+    env = taking(space, given)(mode)
+    module = make_module(None, env.single_observation_space, space)
+    exp = Runner(make_arena(env, 2), Policy(module), seed=1).collect(num_steps=20).numpy()
+    for name, value in wanted.items():
+        assert (exp.steps[name] == value).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "match"),
+    [
+        (FOUR, 7, r"copy 0: `off_policy_action` is 7, outside its space Discrete\(4\)"),
+        (FOUR, 1.5, "`off_policy_action` has dtype float64, but its space"),
+        (FOUR, "left", "`off_policy_action` has dtype <U4"),
+        (FOUR, np.array([1]), r"`off_policy_action` has shape \(2, 1\)"),
+        (PLANE, 0.5, r"`off_policy_action` has shape \(2,\)"),
+        (PLANE, np.array([np.nan, 0]), "`off_policy_action` holds NaN"),
+        (TWO, (2,), "`off_policy_action` is of type ndarray, but must be a tuple of 2 parts"),
+        (gym.spaces.Dict(a=FOUR), {"a": -1}, "copy 0: `off_policy_action/a` is -1"),
+        (gym.spaces.Dict(a=FOUR), {"b": 1}, "`off_policy_action/a` is missing"),
+    ],
+)
+def test_actions_that_no_env_can_have_taken(space: Any, given: Any, match: str) -> None:
+    env = taking(space, given)(AutoresetMode.NEXT_STEP)
+    runner = Runner(make_arena(env, 2), Policy(make_module(None, env.single_observation_space, space)), seed=1)
+    with pytest.raises(SpaceError, match=match):
+        runner.collect(num_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (torch.tensor([0, 1, 9]), r"copy 2: `off_policy_action` is 9, outside its space Discrete\(3\)"),
+        (
+            torch.tensor([0.5, 1, 2]),
+            "`off_policy_action` is a Tensor of torch.float32 .* needs a tensor of .*int64",
+        ),
+        (torch.tensor([[0], [1], [2]]), r"`off_policy_action` is a Tensor of torch.int64 and shape .*3, 1"),
+        (torch.tensor([0, 1]), "`off_policy_action` is of type Tensor, but its space"),
+        (np.array([0, 1, 2]), "`off_policy_action` is a ndarray"),
+    ],
+)
+def test_tensors_of_actions_that_no_env_can_have_taken(given: Any, match: str) -> None:
+    class Own(Follow):
+        def step(self, actions: Any) -> Any:
+            *rest, info = super().step(actions)
+            return *rest, info | {"off_policy_action": given}
+
+    env = Own(3)
+    with pytest.raises(SpaceError, match=match):
+        Runner(make_arena(env, 3), Policy(module_for(env)), seed=1).collect(num_steps=6)
