@@ -615,8 +615,8 @@ class OfflineConfig(AlgorithmConfig):
 
     data: DataLike | None = None
     """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording`. A
-    `Recording` keeps the `on_bad` that it was opened with, whatever `reading.on_bad` says. None: you pass batches to
-    `learn_from`, and `env` defines the spaces."""
+    `Recording` keeps the `on_bad` that it was opened with; another `reading.on_bad` is refused. None: you pass batches
+    to `learn_from`, and `env` defines the spaces."""
 
     batch_size: IntFrom1 = 1024
     """Steps in each batch, at least 1. Batches of recurrent modules are whole sequences with about this many steps in

@@ -148,6 +148,7 @@ class OfflineAlgorithm(Algorithm[C]):
         # the saved spaces also keep the numbers of named choices
         given = cache(partial(self._spaces_of_env, columns) if saved is None else lambda: saved)
         if isinstance(held, Recording):
+            held.check_on_bad(on_bad)
             recording = held.with_spaces(given, of_env=saved is None)
         else:
             recording = Recording.open_with(held, on_bad, given, of_env=saved is None)

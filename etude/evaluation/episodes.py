@@ -11,7 +11,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.feed import modules_of
 from etude.connectors import RescaleAction, overrides
 from etude.connectors.actions import BoundedActions
-from etude.errors import DataError
+from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import not_finite
 from etude.experience.experience import without_lookback
@@ -42,11 +42,16 @@ def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces | tuple[None, None])
 
     Raises:
         DataError: there is no data, or it lacks observations, actions or rewards.
+        SettingsError: ``on_bad`` is given for data that was opened with another.
     """
     held = data
     if not isinstance(held, Recording | Experience):
         held = Recording.open_with(held, on_bad, lambda: spaces, of_env=True)
         held.warn_of_mapped_actions()
+    elif isinstance(held, Recording):
+        held.check_on_bad(on_bad)
+    elif on_bad != "strict":
+        raise SettingsError(f"`on_bad` is {on_bad!r}, but has no effect on Experience, which is used as it is.")
     columns = held.columns if isinstance(held, Recording) else list(held.steps)
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):

@@ -27,7 +27,7 @@ from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.repair import without
 from etude.recordings.writer import ROW_GROUP_ROWS
-from etude.settings import suggestion
+from etude.settings import check_arguments, suggestion
 from etude.spaces import NamedDiscrete
 from etude.urls import is_url, redacted
 
@@ -257,6 +257,7 @@ def convert(
         SettingsError: the format is unknown; ``path`` is named like a file of another kind, such as ``x.csv``; or
             ``fps`` is less than 1, or given for another format.
     """
+    check_arguments("convert", format=(str, format), fps=(int | None, fps))
     if format not in FORMATS:
         known = f"known are {', '.join(FORMATS)}.{suggestion(format, FORMATS)}"
         raise SettingsError(f"format is {format!r}; {known}")

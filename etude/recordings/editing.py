@@ -32,6 +32,7 @@ from etude.recordings.opening import Places
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.where import Expression
 from etude.recordings.writer import RecordingWriter
+from etude.settings import IntFrom0, check_arguments
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
@@ -196,6 +197,7 @@ def split_recording(
         DataError: there are fewer than two episodes; something can't be read or written; or a folder holds a recording.
         SettingsError: ``fraction`` or ``seed`` is out of range.
     """
+    check_arguments("split_recording", fraction=(float, fraction), seed=(IntFrom0, seed))
     if not 0 < fraction < 1:
         raise SettingsError(f"`fraction` is {fraction}, but must be between 0 and 1.")
     recording = recording_of(recording)
@@ -205,7 +207,7 @@ def split_recording(
         raise DataError(f"{recording.path}: holds {counted(count, 'episode')}, which can't be split in two.")
     size = min(max(round(fraction * count), 1), count - 1)
     is_first = np.zeros(count, bool)
-    is_first[_shuffled(count, seed)[:size]] = True
+    is_first[np.random.default_rng(seed).permutation(count)[:size]] = True
     how = {"how": "split", "fraction": fraction, "seed": seed}
     return _copied(recording, episodes, {to_train: is_first, to_validation: ~is_first}, how)
 
@@ -240,6 +242,8 @@ def filter_recording(
     how = {name: value for name, value in {"how": "filter", **asked, "where": where}.items() if value is not None}
     if len(how) < 2:
         raise SettingsError("no condition says which episodes to keep: give min_return, max_length, where, ...")
+    kinds = dict.fromkeys(asked, float) | {"where": str}
+    check_arguments("filter_recording", **{name: (kinds[name], how[name]) for name in how.keys() & kinds.keys()})
     expression = None if where is None else Expression(where)
     recording = recording_of(recording)
     episodes = episode_table(recording, expression)
@@ -278,13 +282,15 @@ def sample_recording(
         DataError: there are not enough; something can't be read or written; or the folder holds a recording.
         SettingsError: neither or both of ``episodes`` and ``steps`` are given, or an argument is out of range.
     """
+    given = {name: (int, value) for name, value in (("episodes", episodes), ("steps", steps)) if value is not None}
+    check_arguments("sample_recording", seed=(IntFrom0, seed), **given)
     if (episodes is None) == (steps is None):
         raise SettingsError("give the size of the sample as `episodes` or as `steps`, one of them.")
     if (episodes if episodes is not None else steps or 0) < 1:
         raise SettingsError("`episodes` or `steps` must be at least 1.")
     recording = recording_of(recording)
     there = episode_table(recording)
-    order = _shuffled(len(there), seed)
+    order = np.random.default_rng(seed).permutation(len(there))
     summed = np.cumsum(there.figures[STEPS][order])
     count = episodes if episodes is not None else int(np.searchsorted(summed, steps or 0)) + 1
     if count > len(there):
@@ -317,12 +323,6 @@ def episode_table(
     for exp in recording.stream(columns=columns):
         table.add(exp)
     return table
-
-
-def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
-    if seed < 0:
-        raise SettingsError(f"`seed` is {seed}, but must be at least 0.")
-    return np.random.default_rng(seed).permutation(count)
 
 
 def _ranges(episodes: EpisodeTable) -> str:

@@ -175,6 +175,14 @@ class Screened:
         more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
+    def check_on_bad(self, given: OnBad | None) -> None:
+        """Raise a SettingsError for an ``on_bad``, other than the default, that these were not opened with."""
+        if given not in ("strict", self._mode):
+            raise SettingsError(
+                f"`on_bad` is {given!r}, but has no effect on a Recording that was opened with {self._mode!r}: open it "
+                f"with Recording.open(path, on_bad={given!r})."
+            )
+
     @property
     def leaves_out(self) -> bool:
         """Whether ``on_bad`` leaves bad data out, so that the steps read depend on the columns requested."""

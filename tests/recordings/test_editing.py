@@ -235,7 +235,18 @@ def test_what_cannot_be_done(tmp_path):
         split_recording(recording, tmp_path / "t", tmp_path / "t" / "v")
     with pytest.raises(DataError, match="is inside"):
         filter_recording(recording, tmp_path / "r" / "f", min_length=1)
-    with pytest.raises(SettingsError, match="`seed` is -1"):
+    wrong = [
+        (split_recording, {"to_validation": tmp_path / "y", "fraction": "0.5"}, "split_recording.fraction is '0.5'"),
+        (filter_recording, {"min_return": "3"}, "filter_recording.min_return is '3', expected float"),
+        (filter_recording, {"where": 3}, "filter_recording.where is 3, expected str"),
+        (sample_recording, {"episodes": 2.0}, "sample_recording.episodes is 2.0, expected int"),
+        (sample_recording, {"steps": "3"}, "sample_recording.steps is '3', expected int"),
+        (convert, {"format": 3}, "convert.format is 3, expected str"),
+    ]
+    for function, given, said in wrong:
+        with pytest.raises(SettingsError, match=said):
+            function(recording, tmp_path / "x", **given)
+    with pytest.raises(SettingsError, match="seed must be at least 0, not -1"):
         sample_recording(recording, tmp_path / "s", steps=3, seed=-1)
     with pytest.raises(SettingsError, match="one of them"):
         sample_recording(recording, tmp_path / "s", steps=3, episodes=1)
