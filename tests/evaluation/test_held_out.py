@@ -154,9 +154,7 @@ def test_bad_data_are_refused_or_left_out_with_a_note(tmp_path):
         found = evaluate_on(algorithm, data, methods=CHEAP, on_bad=on_bad)
         assert found.episodes == 29
         assert "nan 1 times" in found.notes[-1]
-    with pytest.raises(
-        SettingsError, match=r"`on_bad` is 'repair', but has no effect on a Recording that was opened wi"
-    ):
+    with pytest.raises(SettingsError, match=r"`on_bad` is 'repair', but has no effect on a Recording that was opened"):
         evaluate_on(algorithm, Recording.open(path), methods=CHEAP, on_bad="repair")
     with pytest.raises(SettingsError, match="`on_bad` is 'skip', but has no effect on Experience"):
         evaluate_on(algorithm, exp, methods=CHEAP, on_bad="skip")
