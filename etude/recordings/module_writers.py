@@ -304,7 +304,8 @@ def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
     """The subfolder of each module, by its id: its own if spaces differ, else empty."""
     if len({repr(kind) for kind in kinds.values()}) == 1:
         return dict.fromkeys(kinds, "")
-    return {name: quote(name, safe="") if name.strip(".") else f"%{name}" for name in kinds}
+    # Readers take folders that begin with a dot or an underscore for hidden.
+    return {name: "%" * (name[:1] in ("", ".", "_")) + quote(name, safe="") for name in kinds}
 
 
 def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> Ends:
