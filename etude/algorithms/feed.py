@@ -74,7 +74,8 @@ class SegmentsOf:
             raise DataError(
                 f"the recording has segments of {', '.join(unknown)}, but the `modules` are "
                 f"{', '.join(self.module_ids)}: let `module_of` say which of these learns from each agent's. One that "
-                "is not to be trained is named in `modules`, too, and left out of `modules_to_train`."
+                "is not to be trained is named in `modules`, too, and left out of `modules_to_train`; `filter` can't "
+                "leave it out."
             )
         return exp.select(of == self.module_id)
 
@@ -237,7 +238,15 @@ def feed_of(algorithm: Any, name: str, read: Read) -> Feed:
     plan, device = plan_of(algorithm, name, read), algorithm.config.compute.device
     pipeline = DataPipeline(plan, to_device=None if device == "cpu" else partial(as_tensors, device=device))
     fresh = parted(algorithm.learner.modules[name].connectors)[1]
-    return Feed(pipeline.batches(plan.start), algorithm.policies[name].module, fresh, pipeline)
+    return Feed(named_batches(name, pipeline, plan), algorithm.policies[name].module, fresh, pipeline)
+
+
+def named_batches(name: str, pipeline: DataPipeline, plan: Plan) -> Iterator[Any]:
+    """The batches of one module. If there are several modules, errors name it."""
+    try:
+        yield from pipeline.batches(plan.start)
+    except DataError as error:
+        raise error if plan.prepare.select is None else DataError(f"module {name!r}: {error}") from error
 
 
 def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -> Plan:

@@ -16,7 +16,7 @@ import ray
 import ray.cloudpickle
 from ray.data import DataIterator, ExecutionResources
 
-from etude.algorithms.feed import Feed, parted, plan_of
+from etude.algorithms.feed import Feed, named_batches, parted, plan_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.columns import Columns
@@ -190,7 +190,9 @@ def feeds_of(shard: Shard, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
             to_device = None if device == "cpu" else partial(as_tensors, device=device)
             assert isinstance(plan.source, RemoteRecording)
             pipeline = DataPipeline(plan, to_device=to_device, loaders=plan.source.loader)
-            out[name] = Feed(pipeline.batches(plan.start), learner.module, parted(learner.connectors)[1], pipeline)
+            out[name] = Feed(
+                named_batches(name, pipeline, plan), learner.module, parted(learner.connectors)[1], pipeline
+            )
     return out
 
 

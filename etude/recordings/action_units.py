@@ -4,14 +4,14 @@
 Recordings with actions in different units are not joined.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeGuard
 
 from gymnasium.spaces import Box
 
 from etude import columns as col
 from etude.errors import SpaceError
-from etude.spaces import Space, leaf_dtype, leaves, map_leaves, space_from_json
+from etude.spaces import Space, leaf_dtype, leaves, map_leaves, space_from_json, space_to_json
 
 ACTIONS: Final = "actions"
 """The key in ``header.meta`` of a note on actions in unknown units: one of the next two texts."""
@@ -26,8 +26,30 @@ def env_action_space(meta: Mapping[str, Any]) -> Any:
     None if the env got the actions as they are recorded.
     """
     found = meta.get(col.ENV_ACTION_SPACE)
-    spaces = list(found.values()) if isinstance(found, Mapping) and "type" not in found else []
+    spaces = list(found.values()) if _is_by_module(found) else []
     return spaces[0] if spaces and all(space == spaces[0] for space in spaces) else found
+
+
+def _is_by_module(found: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(found, Mapping) and "type" not in found
+
+
+def of_modules(names: Iterable[str], meta: Mapping[str, Any], action_space: Space) -> dict[str, Any]:
+    """The metadata of a recording of the modules ``names``, from that of all modules of a run.
+
+    If connectors map the actions of some, the env's space of the others is the recorded one, ``action_space``.
+    """
+    found, connectors, own = meta.get(col.ENV_ACTION_SPACE), meta.get("connectors"), dict(meta)
+    if _is_by_module(found) and isinstance(connectors, Mapping):
+        own[col.ENV_ACTION_SPACE] = {name: found.get(name, space_to_json(action_space)) for name in names}
+        own["connectors"] = {name: connectors[name] for name in names if name in connectors}
+    return own
+
+
+def lacks_modules(meta: Mapping[str, Any]) -> bool:
+    """Whether the env's action space is unknown for some modules of the run, as in metadata of earlier versions."""
+    found, connectors = meta.get(col.ENV_ACTION_SPACE), meta.get("connectors")
+    return _is_by_module(found) and isinstance(connectors, Mapping) and not connectors.keys() <= found.keys()
 
 
 def are_unsure(space: Space, meta: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
+from etude.recordings.action_units import of_modules
 from etude.recordings.episodes import Assembler
 from etude.recordings.files import data_files
 from etude.recordings.layout import PREFIX, number_of
@@ -111,6 +112,7 @@ class ModuleWriters:
         state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
         is_run: Whether episodes come from training runs, several of which may use the same ids. The ids then get a
             suffix, which is random behind a URL. If False, the ids must be unique already.
+        meta: Metadata of the recordings; see `recording_meta` of an algorithm.
         options: Other arguments of each `RecordingWriter`.
 
     Raises:
@@ -128,6 +130,7 @@ class ModuleWriters:
         append: bool = False,
         state: Mapping[str, Any] | None = None,
         is_run: bool = True,
+        meta: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self._root = located(path)
@@ -148,6 +151,7 @@ class ModuleWriters:
         with contextlib.ExitStack() as opened:
             for name, folder in self._folders.items():
                 if folder not in self._series:
+                    options["meta"] = self._meta_of(folder, meta, kinds[name])
                     before = None if state is None else state["folders"].get(folder)
                     self._series[folder] = self._open(folder, kinds[name], layout, before, options)
                     opened.callback(self._series[folder].close)
@@ -262,8 +266,11 @@ class ModuleWriters:
     def set_meta(self, meta: Mapping[str, Any]) -> None:
         """Set the metadata of all recordings; see `RecordingWriter.set_meta`."""
         self._rows = 0
-        for series in self._series.values():
-            series.writer.set_meta(meta)
+        for folder, series in self._series.items():
+            series.writer.set_meta(self._meta_of(folder, meta, series.kind))
+
+    def _meta_of(self, folder: str, meta: Mapping[str, Any] | None, kind: Kind) -> dict[str, Any]:
+        return of_modules([name for name, own in self._folders.items() if own == folder], meta or {}, kind[1])
 
     def state_dict(self) -> dict[str, Any]:
         """Flush all writers; returns their position and the unfinished episodes that are held."""
@@ -297,7 +304,8 @@ def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
     """The subfolder of each module, by its id: its own if spaces differ, else empty."""
     if len({repr(kind) for kind in kinds.values()}) == 1:
         return dict.fromkeys(kinds, "")
-    return {name: quote(name, safe="") if name.strip(".") else f"%{name}" for name in kinds}
+    # Readers take folders that begin with a dot or an underscore for hidden.
+    return {name: "%" * (name[:1] in ("", ".", "_")) + quote(name, safe="") for name in kinds}
 
 
 def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> Ends:

@@ -140,8 +140,10 @@ def test_the_recorded_module_says_so_where_there_is_no_module_of(tmp_path: Path)
 def test_what_one_module_learns_does_not_depend_on_others(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
     both = BC(BCConfig(data=data, modules=("low", "high"), **SHORT))
-    with pytest.raises(DataError, match="the recording has segments of high, but the `modules` are low"):
-        BC(BCConfig(data=data, modules=("low",), **SHORT)).train()
+    with pytest.raises(DataError, match="has segments of high, but the `modules` are low.*`filter` can't"):
+        BC(BCConfig(data=data, modules=("low",), filter="agent_id == 'low'", **SHORT)).train()
+    with pytest.raises(DataError, match="module 'high': there are no steps to make batches of"):
+        BC(BCConfig(data=data, modules=("low", "high"), filter="agent_id == 'low'", **SHORT)).train()
     alone = BC(BCConfig(data=data, modules=("low", "high"), modules_to_train=("high",), **SHORT))
     both.train()
     alone.train()

@@ -18,9 +18,19 @@ COLUMNS = ("obs", "action", "reward")
 
 def test_equal_spaces_share_a_recording_and_others_have_folders():
     assert folders_of({"a": KIND, "b": KIND}) == {"a": "", "b": ""}
-    names = ["a", "b/c", "..", "", "ü"]
+    names = ["a", "b/c", "..", "", "ü", ".d", "_e"]
     folders = folders_of({name: OTHER if name == "a" else KIND for name in names})
-    assert folders == {"a": "a", "b/c": "b%2Fc", "..": "%..", "": "%", "ü": "%C3%BC"}
+    assert folders == {"a": "a", "b/c": "b%2Fc", "..": "%..", "": "%", "ü": "%C3%BC", ".d": "%.d", "_e": "%_e"}
+
+
+def test_folders_of_all_modules_are_found(tmp_path):
+    kinds = {".d": KIND, "_e": OTHER}
+    writers = ModuleWriters(str(tmp_path / "r"), kinds, columns=COLUMNS)
+    for name in kinds:
+        writers.take({name: numbered([3])}, kinds)
+    writers.close()
+    with pytest.raises(DataError, match=r"%\.d/.* and .*%_e/.* the `action` space"):
+        Recording.open(tmp_path / "r")
 
 
 def test_what_was_written_after_the_state_is_not_written_again(tmp_path):

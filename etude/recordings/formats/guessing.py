@@ -57,9 +57,9 @@ CALLED: Final[Mapping[str, Sequence[str]]] = {
     name: words.split()
     for name, words in {
         col.EPISODE_ID: "episode_id episode eps_id episode_index ep_id ep trajectory_id trajectory traj_id traj "
-        "trip_id trip session_id session rollout_id rollout run_id run trial_id trial game_id match_id visit_id "
-        "stay_id",
-        col.AGENT_ID: "agent_id agent",
+        "trip_id trip session_id session rollout_id rollout run_id run trial_id trial game_id game match_id "
+        "match visit_id stay_id",
+        col.AGENT_ID: "agent_id agent player_id player",
         col.T_INDEX: "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime "
         "date when",
         col.ACTION: "action actions act action_id action_taken chosen_action command arm treatment decision choice "
@@ -268,6 +268,8 @@ class _Guessing:
         known = {col.LOGP: (PROPENSITY,), DONE: (col.TERMINATED, col.TRUNCATED)}.get(role)
         if known and all(other in self._taken for other in known):
             good = []  # the same information again
+        if role == col.AGENT_ID and col.EPISODE_ID not in self._taken:
+            good = [name for name in good if "player" not in _plain_name(name)]  # a customer, outside a game
         if good:
             self._take(role, good[0])
         if len(good) > 1:
@@ -470,7 +472,8 @@ class _Guessing:
             array = self._columns[name]
             if role == PROPENSITY and (zeros := pc.sum(pc.equal(array, 0)).as_py()):
                 self._note(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
-            if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
+            may_miss = role == col.NEXT_OBS or (role == col.AGENT_ID and array.null_count == len(array))
+            if (missing := array.null_count) and not may_miss:
                 rows = f"{missing:,} row{'s' * (missing > 1)}"
                 how = " (--on-bad repair)" * pa.types.is_floating(array.type)  # only floats can be read with gaps
                 self._note(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")

@@ -905,6 +905,10 @@ def contents_of(
         ordered = partial(common.columns.keys, keys)
         index = table_index.index_of(ordered, chained, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
+    is_unnamed = index.ids.get(col.AGENT_ID, np.zeros(0)) == None  # noqa: E711 - an array
+    if source.preset != ETUDE and is_unnamed.any() and not is_unnamed.all():
+        row = common.words(int(index.offsets[is_unnamed.argmax()]))
+        raise DataError(f"{row}: column `{col.AGENT_ID}` is empty or NaN. Fill it, or leave these rows out.")
     counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
     if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
         columns.warn(

@@ -92,6 +92,57 @@ def test_bounds_that_are_those_of_the_module_change_no_units(tmp_path: Path, cap
     merge_recordings([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
 
 
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_module_that_does_not_map_actions_has_its_own_bounds(
+    alike: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Modules with equal spaces share a recording; others have folders."""
+
+    class Two:
+        def __init__(self) -> None:
+            self.possible_agents = ["x", "y"]
+            self.observation_spaces = {"x": Box(-9, 9, (3,)), "y": Box(-9, 9, (3 if alike else 2,))}
+            self.action_spaces = {"x": Box(-5, 5, (1,)), "y": INSIDE}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return {agent: np.zeros(space.shape, np.float32) for agent, space in self.observation_spaces.items()}, {}
+
+        def step(self, action: Any) -> Any:
+            return self.reset()[0], dict.fromkeys(action, 0.0), {"__all__": True}, {}, {}
+
+    both: Any = {"modules": ("x", "y"), "overrides": {"x": {"connectors": RESCALE}}}
+    etude.PPO(etude.PPOConfig(env=Two, num_envs=1, seed=0, **both)).record(tmp_path / "a", 2, seed=1)
+    found = {}
+    if alike:
+        data = {"data": str(tmp_path / "a"), "modules": ("x", "y")}
+        clone = etude.BC(etude.BCConfig(**data, connectors=RESCALE, seed=0))
+        found = {name: policy.action_space for name, policy in clone.policies.items()}
+    for name in () if alike else both["modules"]:
+        data = {"data": str(tmp_path / "a" / name)}
+        found[name] = etude.BC(etude.BCConfig(**data, connectors=RESCALE, seed=0)).policy.action_space
+    assert found == Two().action_spaces
+    if not alike:
+        etude.BC(etude.BCConfig(data=str(tmp_path / "a" / "y"), seed=0))
+        notes = convert(tmp_path / "a" / "y", tmp_path / "y-v0", "minari").notes
+        assert "before connectors" not in f"{caplog.text} {notes}"
+
+
+@pytest.mark.parametrize("modules", [("x",), ("y",), ("x", "y")])
+def test_metadata_of_earlier_versions_lists_only_modules_that_map_actions(
+    modules: tuple[str, ...], tmp_path: Path
+) -> None:
+    outside = Box(-5, 5, (1,))
+    meta = {"env_action_space": {"x": space_to_json(outside)}, "connectors": {"x": ["RescaleAction()"], "y": []}}
+    with RecordingWriter(tmp_path / "a", obs_space=OBS, action_space=INSIDE, meta=meta) as writer:
+        for name in modules:
+            writer.write(steps().with_segments(agent_id=[name], module_id=[name]))
+    given: Any = {"modules": modules} if len(modules) > 1 else {}  # one module may have any name
+    clone = etude.BC(etude.BCConfig(data=str(tmp_path / "a"), connectors=RESCALE, seed=0, **given))
+    found = [policy.action_space for policy in clone.policies.values()]
+    assert found == [outside if name == "x" else INSIDE for name in modules]
+    assert Recording.open(tmp_path / "a").header.units.count("Box") == {("x",): 1, ("y",): 0}.get(modules, 2)
+
+
 def test_formats_that_can_not_say_the_units_are_named(tmp_path: Path) -> None:
     found = convert(write(tmp_path / "b", 2.0), tmp_path / "b-v0", "minari")
     assert any("minari can't say that they are as they were before connectors" in note for note in found.notes)

@@ -91,6 +91,23 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load,van action=command reward=score episode_id=van,trip t=tick propensity=p terminated=last-row",
         ["obs is all", "have the same `trip`, `tick`, but never of the same `van`: both", "no column says"],
     ),
+    "a game of two players in turn": (
+        trips(trip=None, game=[1, 1, 1, 1, 2, 2], player=[0, 1, 0, 1, 0, 1], tick=None, turn=[0, 1, 2, 3, 0, 1]),
+        "obs=speed,load action=command reward=score episode_id=game agent_id=player t=turn propensity=p "
+        "terminated=last-row",
+        ["obs is all that is left", "no column says where episodes end"],
+    ),
+    "the player of a row is missing": (
+        trips(trip=None, game=[1, 1, 1, 1, 2, 2], player=["a", "b", None, "b", "a", "b"]),
+        "obs=speed,load action=command reward=score episode_id=game agent_id=player t=tick propensity=p "
+        "terminated=last-row",
+        ["obs is all that is left", "no column says where episodes end", "`player` is empty in 1 row"],
+    ),
+    "offers to players": (
+        trips(trip=None, tick=None, player=[3, 1, 2, 1, 3, 2]),
+        "obs=speed,load,player action=command reward=score propensity=p terminated=every-row",
+        ["obs is all that is left", "nothing tells episodes apart"],
+    ),
     "an uneven count of seconds": (
         trips(tick=[3, 10, 90, 5, 6, 31]),
         "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",
@@ -428,7 +445,7 @@ def test_the_words_can_be_pasted(kind: str) -> None:
     source = TableOptions(columns=words).described(table)
     assert source.columns == guess.columns
     told = ("two could be", "a few steps are missing", "an uneven count of seconds, out of order")
-    if kind not in (*told, "an action and an observation are missing"):
+    if kind not in (*told, "an action and an observation are missing", "the player of a row is missing"):
         assert Recording.open(source).read().num_steps == guess.rows
 
 
