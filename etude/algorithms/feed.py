@@ -246,7 +246,9 @@ def named_batches(name: str, pipeline: DataPipeline, plan: Plan) -> Iterator[Any
     try:
         yield from pipeline.batches(plan.start)
     except DataError as error:
-        raise error if plan.prepare.select is None else DataError(f"module {name!r}: {error}") from error
+        if plan.prepare.select is None:
+            raise
+        raise DataError(f"module {name!r}: {error}") from error
 
 
 def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -> Plan:
