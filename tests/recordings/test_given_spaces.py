@@ -157,7 +157,7 @@ def test_actions_in_other_units_are_warned_of(on_bad: Any, tmp_path: Path, caplo
 
 def test_algorithms_take_the_spaces_of_their_env(tmp_path: Path) -> None:
     path = str(npz(tmp_path / "a.npz"))
-    with pytest.raises(SpaceError, match=r"those of `env`; without an env, open it with Recording\.open"):
+    with pytest.raises(SpaceError, match=r"set `env`, whose spaces it gets, or open it with Recording\.open"):
         etude.TD3BC(etude.TD3BCConfig(data=path))
     config: dict[str, Any] = {"env": "Pendulum-v1", "batch_size": 16, "seed": 0}
     td3_bc = etude.TD3BC(etude.TD3BCConfig(data=path, updates_per_iteration=2, on_bad="repair", **config))
