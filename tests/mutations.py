@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         "truncated_is_worth_nothing",
         "connectors/advantages.py",
-        "bootstrap[known] = _values(module, exp, known, who)",
+        "bootstrap[known] = _final_values(module, exp, known, who)",
         "bootstrap[known] = 0",
         "connectors algorithms/test_ppo.py",
     ),

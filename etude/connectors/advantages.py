@@ -52,7 +52,12 @@ class GAE(Connector):
         if col.VALUE in exp.steps:
             value = cast(exp.steps[col.VALUE], np.float32)
         else:
-            value = _values(module, exp, None, "GAE")
+            if module is None:
+                raise DataError(
+                    "GAE needs a module for the values of the steps, which have no column `value`: call "
+                    "offline(exp, module)."
+                )
+            value = module.value_of(col.subtree(exp.steps, col.OBS), col.subtree(exp.steps, col.STATE_IN))
         bootstrap = bootstraps(module, exp, value, "GAE")
         advantage, target = returns.gae(reward, value, bootstrap, exp.offsets, self.gamma, self.lambda_)
         return exp.with_steps(value=value, advantage=advantage, value_target=target)
@@ -78,24 +83,22 @@ def bootstraps(module: "Module | None", exp: Experience, value: Array, who: str)
     bootstrap[goes_on] = value[exp.offsets[1:][goes_on] - 1]
     known = np.flatnonzero(goes_on & exp.segments.has_final_obs)
     if len(known):
-        bootstrap[known] = _values(module, exp, known, who)
+        bootstrap[known] = _final_values(module, exp, known, who)
     return bootstrap
 
 
-def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | None, who: str) -> Array:
-    """The module's values of the final observations of segments ``ends``, or of all steps' observations if None."""
+def _final_values(module: "Module | None", exp: Experience, segments: NDArray[np.int64], who: str) -> Array:
+    """The module's values of the final observations of ``segments``."""
     if module is None:
-        of = "the observations that segments were cut or truncated at"
-        of = "the steps, which have no column `value`" if ends is None else of
-        raise DataError(f"{who} needs a module for the values of {of}: call offline(exp, module).")
-    obs, state = col.subtree(exp.steps, col.OBS), col.subtree(exp.steps, col.STATE_IN)
-    if ends is None:
-        return module.value_of(obs, state)
-    final_obs = {name: arrays.take(final, ends) for name, final in exp.final_obs.items()}
+        raise DataError(
+            f"{who} needs a module for the values of the observations that segments were cut or truncated at: call "
+            "offline(exp, module)."
+        )
+    final_obs = {name: arrays.take(final, segments) for name, final in exp.final_obs.items()}
     if not module.recurrent:
         return module.value_of(final_obs)
-    last = exp.offsets[1:][ends] - 1
-    obs, state = ({name: column[last] for name, column in columns.items()} for columns in (obs, state))
+    last = exp.offsets[1:][segments] - 1
+    obs, state = ({n: c[last] for n, c in col.subtree(exp.steps, root).items()} for root in (col.OBS, col.STATE_IN))
     return module.value_after(obs, state, final_obs)
 
 

@@ -66,9 +66,11 @@ PreLearnerLike: TypeAlias = PreLearner | Callable[[Experience, Connect], Experie
 """A `PreLearner`, or a function with the same arguments."""
 
 
-_BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, History, LiftAdvantages, NormalizeAdvantages)
-_AND_THESE = (NormalizeObs, NormalizeReward, PrevActionReward, RescaleAction, ReturnToGo, VTrace)
-BY_NAME: dict[str, type[Connector]] = {snake_case(cls.__name__): cls for cls in (*_BUILT_IN, *_AND_THESE)}
+_BUILT_IN = (
+    *(ClipAction, ClipReward, Drop, FrameStack, GAE, History, LiftAdvantages, NormalizeAdvantages),
+    *(NormalizeObs, NormalizeReward, PrevActionReward, RescaleAction, ReturnToGo, VTrace),
+)
+BY_NAME: dict[str, type[Connector]] = {snake_case(cls.__name__): cls for cls in _BUILT_IN}
 """The connectors that come with Etude, by name."""
 
 ConnectorLike: TypeAlias = str | type[Connector] | Connector | Callable[[Any], Any]
@@ -156,22 +158,19 @@ class Pipeline(Connector):
     def _arrange(self) -> None:
         # methods that do nothing are not called at every step
         self.context = sum(connector.context for connector in self.connectors)
-        self._online = [c.online for c in self.connectors if overrides(c, "online")]
+        self._online = [c for c in self.connectors if overrides(c, "online")]
         self._may_lack_offline = any(_lacks_offline(c) for c in self.connectors)
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
-        self._watches, self._watches_actions, self._watches_offline = map(
-            bool, (self._online, self._act, self._offline)
-        )
-        """Whether the next results of `online`, `act` and `offline` are checked: only the first of each, but all of
-        `online` if a connector may lack `offline`."""
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
         """Whether `act` does anything; if not, the env gets the module's actions."""
         self.learns = bool(self._learning)
         """Whether `update` does anything."""
+        # only first results are checked, but all of `online` if a connector may lack `offline`
+        self._checks_online, self._checks_act, self._checks_offline = self.observes, self.acts, bool(self._offline)
         self.hindsight = any(connector.hindsight for connector in self.connectors)
         self.takes_tensors = all(connector.takes_tensors for connector in self.connectors)
 
@@ -230,23 +229,22 @@ class Pipeline(Connector):
         Raises:
             SpaceError: a connector does not return Inputs, or the shapes are not those of the connectors' `spaces`.
         """
-        if not self._watches:
-            for online in self._online:
-                inputs = online(inputs)
+        if not self._checks_online:
+            for connector in self._online:
+                inputs = connector.online(inputs)
             return inputs
         num_rows = len(inputs.slots)
-        for connector in self.connectors:
-            if overrides(connector, "online"):
-                before, inputs = inputs, connector.online(inputs)
-                if not isinstance(inputs, Inputs):
-                    raise SpaceError(
-                        f"`{connector.name}.online` returned a {type(inputs).__name__}: it must return Inputs, such as "
-                        "inputs.with_obs(columns)."
-                    )
-                if _lacks_offline(connector) and any(inputs.obs.get(n) is not c for n, c in before.obs.items()):
-                    self._online_alone = connector.name
+        for connector in self._online:
+            before, inputs = inputs, connector.online(inputs)
+            if not isinstance(inputs, Inputs):
+                raise SpaceError(
+                    f"`{connector.name}.online` returned a {type(inputs).__name__}: it must return Inputs, such as "
+                    "inputs.with_obs(columns)."
+                )
+            if _lacks_offline(connector) and any(inputs.obs.get(n) is not c for n, c in before.obs.items()):
+                self._online_alone = connector.name
         self._check_shapes("online", inputs.obs, self._obs_shapes, num_rows)
-        self._watches = self._may_lack_offline
+        self._checks_online = self._may_lack_offline
         return inputs
 
     def _check_shapes(
@@ -305,14 +303,14 @@ class Pipeline(Connector):
     def _acted(self, action: Columns, by: Sequence[Callable[[Columns], Columns]]) -> Columns:
         """Apply ``by`` to the module's action. The first result is checked: a SpaceError is raised if its shapes are
         not those of the env's action space."""
-        num_rows = len(next(iter(action.values()))) if self._watches_actions else 0
+        num_rows = len(next(iter(action.values()))) if self._checks_act else 0
         for act in by:
             action = act(action)
-            if self._watches_actions and not isinstance(action, Mapping):
+            if self._checks_act and not isinstance(action, Mapping):
                 raise SpaceError(f"`act` of a connector returned a {type(action).__name__}: it must return columns.")
-        if self._watches_actions:
+        if self._checks_act:
             self._check_shapes("act", action, self._action_shapes, num_rows)
-            self._watches_actions = False
+            self._checks_act = False
         return action
 
     def unact(self, action: Columns) -> Columns:
@@ -354,10 +352,10 @@ class Pipeline(Connector):
                             f"{what}: it must have a row for each."
                         )
             check_scalars(exp.steps, f"`{connector.name}.offline`")
-            if self._watches_offline and before.num_steps == exp.num_steps:
+            if self._checks_offline and before.num_steps == exp.num_steps:
                 _warn_of_differences(connector, before, exp, self._offline[i + 1 :])
         if self._offline:
-            self._watches_offline = self._watches_offline and not exp.num_segments
+            self._checks_offline = self._checks_offline and not exp.num_segments
             for columns in (exp.steps, exp.final_obs):
                 self._check_shapes("offline", columns, {n: s for n, s in self._obs_shapes.items() if n in columns})
         return exp
