@@ -65,8 +65,7 @@ def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str
         return {"env": policy.connectors.state_dict(), "learner": learner.connectors.state_dict()}
 
     def set_connectors(state: Mapping[str, Any]) -> None:
-        if state["env"] is not None:  # version 1 has None if the recording had not been opened
-            policy.connectors.load_state_dict(state["env"])
+        policy.connectors.load_state_dict(state["env"])
         learner.connectors.load_state_dict(state["learner"], stateless_may_differ=True)
 
     return {

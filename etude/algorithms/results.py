@@ -289,13 +289,12 @@ class RunningStats:
         return {**windows, "metrics": self.metrics.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; older states may lack metrics."""
+        """Restore what `state_dict` returned."""
         for kind, windows in self._windows.items():
             windows.clear()
             for key, saved in state[kind].items():
                 windows[key].load_state_dict(saved)
-        if "metrics" in state:
-            self.metrics.load_state_dict(state["metrics"])
+        self.metrics.load_state_dict(state["metrics"])
 
 
 def log_trained(
