@@ -12,8 +12,8 @@ import numpy as np
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component, what_fits
 from etude.algorithms.config import ActingConfig, ModuleLike
-from etude.algorithms.play import Played
-from etude.algorithms.policies import MAIN, modules_given, own_networks
+from etude.algorithms.play import Played, by_module
+from etude.algorithms.policies import modules_given, own_networks
 from etude.envs import EnvLike, env_name
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
@@ -258,9 +258,9 @@ class ActingAlgorithm(Algorithm[C]):
         runner = self.runner
         with self.timed("sample"), held(self.num_threads):
             given = runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
-        parts = {}
-        for name, exp in given.items():
-            parts[MAIN if name is None else name] = exp if self.learns_on_device else exp.numpy()
+        parts = by_module(given)
+        if not self.learns_on_device:
+            parts = {name: exp.numpy() for name, exp in parts.items()}
         if self.recorder.is_on:
             with self.timed("record"):
                 self.recorder.take(parts)

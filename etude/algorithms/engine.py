@@ -143,6 +143,7 @@ class Engine:
 
     def last_evaluation(self) -> Played | None:
         """Wait for the evaluation that the last call of `evaluate` started in parallel with training, and return it."""
+        # the algorithm is an `OfflineAlgorithm`: no other starts one in this process
         played: Played | None = self._algorithm.evaluated_beside()
         return played
 

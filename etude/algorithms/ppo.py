@@ -68,8 +68,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         config = self.config
         out = batch.forward(module)
         assert out.value is not None  # GAE has checked it
-        log_ratio = out.logp(batch.action) - batch.logp
-        ratio = log_ratio.exp()
+        ratio = (out.logp(batch.action) - batch.logp).exp()
         clip = self.scheduled("clip", module)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         policy = -torch.min(ratio * batch.advantage, clipped * batch.advantage).mean()
@@ -90,17 +89,17 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         Losses and metrics are means over these epochs. The policy's movement is measured after the last gradient step.
         """
         config = self.config
-        at_a_time = config.epochs if config.kl_target is None else 1
+        rounds, epochs = (1, config.epochs) if config.kl_target is None else (config.epochs, 1)
         # metrics that are only logged need no more than about a thousand steps
         sparse = max(1, exp.num_steps // 1024) if config.kl_target is None else 1
         updates: list[Update] = []
-        for _ in range(config.epochs // at_a_time):
-            updates.append(self.update_epochs(learner, exp, epochs=at_a_time))
+        for _ in range(rounds):
+            updates.append(self.update_epochs(learner, exp, epochs=epochs))
             moved = learner.measure(exp, self._movement, sparse=sparse, **self.sequences_of(learner))
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
         update = mean_of(updates)
-        return Update(update.losses, update.metrics | moved | update.metrics)  # what the loss logs comes first
+        return Update(update.losses, update.metrics | moved | update.metrics)  # what the loss logs is first, and wins
 
     def _movement(self, module: Module, batch: Batch) -> dict[str, torch.Tensor]:
         """How far the policy has moved from the one that acted, and its entropy."""

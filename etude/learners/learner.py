@@ -522,7 +522,6 @@ class ModuleLearner:
         if not math.isfinite(total + sum(norms)):
             self._skip(results[-1].losses, batch)
             return
-        self._skipped_in_a_row = 0
         self._optim.clip(clippings, norms)
         if are_apart:
             self._optim.join_sides()
@@ -530,13 +529,15 @@ class ModuleLearner:
                 with torch.no_grad():
                     self.on_gradients(self.module)
         self._optim.step(resting)
+        self._finish_step(results)
+
+    def _finish_step(self, results: list[BatchResult]) -> None:
+        """Call `after_step` and store the results of a step that was not skipped. Tensors on a GPU are converted to
+        numbers together, at the end of the update."""
+        self._skipped_in_a_row = 0
         if self.after_step is not None:
             with torch.no_grad():
                 self.after_step(self.module)
-        self._note(results)
-
-    def _note(self, results: list[BatchResult]) -> None:
-        """Store the results of a step. Tensors on a GPU are converted to numbers together, at the end of the update."""
         if self.device.type == "cpu":
             # Small tensors that stay alive fragment memory, so each step with large intermediate tensors would allocate
             # new memory.
@@ -559,12 +560,8 @@ class ModuleLearner:
         self.steps_trained += batch.size
         if not is_fine:
             self._skip(parts, batch)
-            return parts
-        self._skipped_in_a_row = 0
-        if self.after_step is not None:
-            with torch.no_grad():
-                self.after_step(self.module)
-        self._note([BatchResult(batch.size, parts, figures)])
+        else:
+            self._finish_step([BatchResult(batch.size, parts, figures)])
         return parts
 
     def _skip(self, parts: Figures, batch: Batch) -> None:
@@ -651,7 +648,7 @@ class ModuleLearner:
         self.updates = int(state["updates"])
         if self.schedules_by == "updates":
             self._follow(self.updates)
-        self.skipped, self.steps_trained = int(state.get("skipped", 0)), int(state.get("steps_trained", 0))
+        self.skipped, self.steps_trained = int(state["skipped"]), int(state["steps_trained"])
         self._rng.bit_generator.state = state["rng"]
         self.threads.load_state_dict(state.get("threads", {}))
 
