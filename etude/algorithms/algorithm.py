@@ -154,7 +154,7 @@ class Algorithm(Generic[C]):
             warnings.warn(message, stacklevel=3)
         if config.compute.compile:
             load_triton(torch.device(config.compute.device))  # before an env renders
-        weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
+        weights, runner, learner, self._draws = np.random.SeedSequence(config.seed).spawn(4)  # the last is for replays
         self.runner_seed = int(runner.generate_state(1)[0])
         """Seed from which the seeds of everything that acts in training are derived."""
         self.num_threads = for_acting(config.compute.threads)
@@ -383,12 +383,18 @@ class Algorithm(Generic[C]):
     def before_collect(self, env_steps: int) -> None:
         """Called before steps are collected. Override it to change how modules explore.
 
+        With a replay, it is also called when the algorithm is made or its state restored. `etude.load_policy` calls it,
+        too.
+
         Args:
             env_steps: Env steps sampled so far.
         """
 
     def before_update(self, env_steps: int) -> None:
-        """Called before the updates of each iteration, with the env steps sampled so far."""
+        """Called in each iteration before its updates, with the env steps sampled so far.
+
+        On-policy algorithms have collected the iteration's steps by then; those with a replay have not.
+        """
 
     def on_gradients(self, module: Module) -> None:
         """Called before a module's gradients are clipped and applied: read or change ``parameter.grad`` in place.
@@ -474,7 +480,11 @@ class Algorithm(Generic[C]):
                     self.evaluate_now()
             seconds = time.perf_counter() - begin - (self._seconds_apart - apart)
             self.seconds += seconds
-            result, self._resumed = self._result(update, before, seconds), None
+            self._log_trained(before)
+            sampling = seconds if self.engine.samples_in_background else self.times.get("sample", 0.0)
+            speed = (self.env_steps - before[0]) / sampling if sampling else 0.0
+            result = self._result(update, self.metrics.reduce(), speed)
+            self.times, self._resumed = dict.fromkeys(self.times, 0.0), None
             return result
 
     def _steps_trained(self) -> dict[str, int]:
@@ -494,16 +504,8 @@ class Algorithm(Generic[C]):
         if self._steps_trained() != before:
             self._log_trained((self.env_steps, self.agent_steps))
 
-    def _result(self, update: Update, before: tuple[int, int] | None = None, seconds: float = 0.0) -> Result:
-        """The result of an iteration that took ``seconds``. ``before`` are the env steps and agent steps that had been
-        sampled when it began; None: the result shows the current state, without an iteration."""
-        if before is not None:
-            self._log_trained(before)
-        logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
-        if before is not None:
-            self.times = dict.fromkeys(times, 0.0)
-        sampling = seconds if self.engine.samples_in_background else times.get("sample", 0.0)
-        sampled = 0 if before is None else self.env_steps - before[0]
+    def _result(self, update: Update, logged: dict[str, float], sample_steps_per_s: float = 0.0) -> Result:
+        """The result with the current counts, the metrics of ``update``, and the ``logged`` ones."""
         rates: dict[str, dict[str, float]] = {}  # learning rates and other schedules, and the connectors' metrics
         for module_id, learner in self.learner.modules.items():
             own = rates[module_id] = {}
@@ -525,8 +527,8 @@ class Algorithm(Generic[C]):
             **self.figures.fields(),
             losses=update.losses,
             metrics=update.metrics | together(rates, several=len(rates) > 1) | self._parameters | logged,
-            times=dict(times),
-            sample_steps_per_s=sampled / sampling if sampling else 0.0,
+            times=dict(self.times),
+            sample_steps_per_s=sample_steps_per_s,
             faulty_episodes=self.faulty_episodes,
             resumed=self._resumed,
             evaluation=self.evaluation,
@@ -615,7 +617,7 @@ class Algorithm(Generic[C]):
 
     def current_result(self) -> Result:
         """A result with the current state, without another iteration."""
-        return self._result(Update({}, {}))
+        return self._result(Update({}, {}), self.metrics.peek())
 
     def check_stop(self, stop: Stop) -> None:
         """Raise a SettingsError if ``stop`` sets a goal that can never be met."""

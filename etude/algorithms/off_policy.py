@@ -4,7 +4,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -122,7 +122,6 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def setup(self) -> None:
         """Make the replay buffers, then what `ActingAlgorithm.setup` makes."""
-        *_, self._draws = np.random.SeedSequence(self.config.seed).spawn(4)  # the first three are used by Algorithm
         self.replays: dict[str, Replay] = {}
         """The replay buffer of each module, by module id."""
         self._owed: dict[str, float] = {}
@@ -148,13 +147,13 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                 )
         self._split = {name: split(policy.connectors) for name, policy in self.policies.items()}
         trained = self.learner.modules_to_train
-        for name, (_, behind) in self._split.items():
+        for name, (_, after_sampling) in self._split.items():
             if trained is not None and (callable(trained) or name not in trained):
-                continue  # it may never learn; if it does, `seen` raises this
+                continue  # it may never learn; if it does, `as_seen` raises this
             with self.settings_of(name):
-                n_step, maps = self.config.n_step, any(isinstance(one, RewardMap) for one in behind.connectors)
+                n_step, maps = self.config.n_step, any(isinstance(one, RewardMap) for one in after_sampling.connectors)
                 if maps and n_step > 1 and not self.policies[name].module.recurrent:
-                    raise _changes_sums(behind, n_step)
+                    raise _changes_sums(after_sampling, n_step)
         self._follow_schedules(self.env_steps)
 
     def _new_replay(self, name: str) -> Replay:
@@ -202,12 +201,12 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         counts: Counter[str] = Counter()
         self.before_update(self.env_steps)
         while self.env_steps < end:
-            before = self.env_steps
-            self.learner.set_env_steps(before)
-            self._follow_schedules(before)
-            self.store(self.collect(num_steps=min(self.config.num_steps, end - before)))
+            begin = self.env_steps
+            self.learner.set_env_steps(begin)
+            self._follow_schedules(begin)
+            self.store(self.collect(num_steps=min(self.config.num_steps, end - begin)))
             counts.update(self.counts)
-            due = self._due(before)
+            due = self._due(begin)
             if any(due.values()):
                 with self.timed("update"):
                     for name, update in self.make_updates(due).items():
@@ -217,13 +216,13 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         sizes = {name: {"replay_steps": float(replay.num_steps)} for name, replay in self.replays.items()}
         return joined(updates, together(sizes, several=several), counts, self.engine.stats(), several=several)
 
-    def _due(self, before: int) -> dict[str, int]:
-        """Gradient steps of each module that are due for the env steps since ``before``."""
+    def _due(self, begin: int) -> dict[str, int]:
+        """Gradient steps of each module that are due for the env steps since ``begin``."""
         due = {}
         for name in self.policies:
             with self.settings_of(name):
                 config = self.config
-                learned_from = max(0, self.env_steps - max(before, config.replay.learning_starts))
+                learned_from = max(0, self.env_steps - max(begin, config.replay.learning_starts))
                 owed = self._owed.get(name, 0.0) + config.updates_per_step * learned_from
                 due[name], self._owed[name] = int(owed), owed % 1.0
         return due
@@ -236,15 +235,15 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         with self.timed("store"):
             for name, exp in parts.items():
                 learner = self.learner.modules[name]
-                before = self._split[name][0].offline(exp)
-                added = learner.connectors.offline(before, learner.module)
-                if added.num_steps > before.num_steps:
+                connected = self._split[name].before_storing.offline(exp)
+                added = learner.connectors.offline(connected, learner.module)
+                if added.num_steps > connected.num_steps:
                     _refuse_copies(added)
                 with self.settings_of(name):
                     self.replays[name].add(self._kept(name, exp, added))
                 if name in learning:
                     self.policies[name].connectors.update(exp)
-                    learner.connectors.update(before)
+                    learner.connectors.update(connected)
 
     def _kept(self, name: str, exp: Experience, added: Experience) -> Experience:
         roots = set(self.stored)
@@ -275,18 +274,29 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return updates
 
     def _update_from_replay(self, name: str, num_batches: int) -> Update:
-        drawn: deque[Columns] = deque()  # batches that were not yet learned from
+        replay = self.replays[name]
+        waiting: deque[Columns] = deque()  # batches as stored, until they were learned from
 
         def batches() -> Iterator[Columns | Experience]:
             for _ in range(num_batches):
-                batch, shown = self.drawn(name)
-                drawn.append(batch)
-                yield shown
+                stored, seen = self.drawn(name)
+                waiting.append(stored)
+                yield seen
 
-        replay = self.replays[name]
-        return self.engine.update_from(
-            name, batches(), lambda kept: self._set_priorities(replay, drawn.popleft(), kept)
-        )
+        def set_priorities(kept: Figures) -> None:
+            batch = waiting.popleft()
+            if replay.priorities is None:
+                return
+            if "td_error" not in kept:
+                raise SettingsError(
+                    "`replay.prioritized` is set, but the loss reports no errors: return "
+                    "Loss(...).keep(td_error=...), a number for each row of the batch."
+                )
+            errors = kept["td_error"].abs().float().cpu().numpy()
+            if np.isfinite(errors).all():  # else the gradient step was skipped
+                replay.update_priorities(batch["index"], errors)
+
+        return self.engine.update_from(name, batches(), set_priorities)
 
     def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
         """Sample a batch from a module's replay buffer.
@@ -294,25 +304,13 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         Returns the batch as stored, and as the module sees it. For a recurrent module, these are {} and Experience with
         sequences.
         """
-        config, behind, replay = self.config, self._split[name][1], self.replays[name]
+        config, behind, replay = self.config, self._split[name].after_sampling, self.replays[name]
         if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.sequences.max_len)
             exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
             return {}, with_n_step_returns(exp, config.n_step, config.gamma)
         batch = replay.sample(config.batch_size)
-        return batch, seen(behind, batch, replay, config.n_step) if behind.connectors else batch
-
-    def _set_priorities(self, replay: Replay, batch: Columns, kept: Figures) -> None:
-        if replay.priorities is None:
-            return
-        if "td_error" not in kept:
-            raise SettingsError(
-                "`replay.prioritized` is set, but the loss reports no errors: return Loss(...).keep(td_error=...), "
-                "a number for each row of the batch."
-            )
-        errors = kept["td_error"].abs().float().cpu().numpy()
-        if np.isfinite(errors).all():  # else the gradient step was skipped
-            replay.update_priorities(batch["index"], errors)
+        return batch, as_seen(behind, batch, replay, config.n_step) if behind.connectors else batch
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -344,9 +342,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def _set_learning(self, names: Iterable[str]) -> None:
         self._learning = set(names)
 
-    def _set_owed(self, owed: Mapping[str, float] | float) -> None:
-        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older states hold one number
-        self._owed = {name: float(left) for name, left in each.items()}
+    def _set_owed(self, owed: Mapping[str, float]) -> None:
+        self._owed = {name: float(left) for name, left in owed.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""
@@ -371,7 +368,16 @@ def _refuse_copies(exp: Experience) -> None:
         )
 
 
-def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
+class SplitConnectors(NamedTuple):
+    """A policy's connectors, split before the first one that learns from experience."""
+
+    before_storing: Pipeline
+    """Those before it, applied to experience before a replay stores it."""
+    after_sampling: Pipeline
+    """That one and those after it, applied to batches from the replay."""
+
+
+def split(connectors: Pipeline) -> SplitConnectors:
     """Split connectors into those before the first that learns from experience, and that one with those after it.
 
     Raises:
@@ -386,7 +392,7 @@ def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
                 f"are therefore applied to single steps from the replay, but {connector.name} needs the steps before. "
                 f"Put {connector.name} before {every[first].name}."
             )
-    return Pipeline(every[:first]), Pipeline(every[first:])
+    return SplitConnectors(Pipeline(every[:first]), Pipeline(every[first:]))
 
 
 def with_n_step_returns(exp: Experience, n_step: int, gamma: float) -> Experience:
@@ -400,7 +406,7 @@ def with_n_step_returns(exp: Experience, n_step: int, gamma: float) -> Experienc
     return summed.with_steps(**{col.STEPS_AHEAD: sums.steps})
 
 
-def seen(connectors: Pipeline, batch: Columns, replay: Replay, n_step: int) -> Columns:
+def as_seen(connectors: Pipeline, batch: Columns, replay: Replay, n_step: int) -> Columns:
     """A batch from a replay buffer as the module sees it: each row is treated as a segment of one step.
 
     Raises:
