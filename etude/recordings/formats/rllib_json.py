@@ -233,12 +233,11 @@ class RLlibJson(TableRows, FileFormat):
     """A recording of RLlib's JSON lines."""
 
     name = "rllib-json"
+    suffixes = (".json", ".jsonl")
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
         """Return whether a file is of this format, by the start of its first line."""
-        if path.suffix not in (".json", ".jsonl"):
-            return False
         try:
             with path.open("rb") as file:
                 head = file.readline(_HEAD)

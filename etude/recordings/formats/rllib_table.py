@@ -32,8 +32,7 @@ from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, follow, grouped, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.arrow import Place as RowPlace
-from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbers, one_array
+from etude.recordings.formats.arrow import RowPlace, check_nulls, is_bytes, is_text, numbers, one_array
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
@@ -197,12 +196,13 @@ class RLlibTable(FileFormat):
     """
 
     name = "rllib-table"
+    suffixes = (".parquet",)
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
         """Return whether a Parquet file is of this format, by its schema."""
         try:
-            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
+            return is_table(footers.schema_of(path))
         except DataError:
             return False
 

@@ -25,8 +25,7 @@ from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
 from etude.recordings.formats import inferring, table_index, table_inputs
-from etude.recordings.formats.arrow import Place as RowPlace
-from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
+from etude.recordings.formats.arrow import RowPlace, flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
