@@ -276,11 +276,7 @@ def spans_of(k: int, exp: Experience) -> Spans:
 
 
 def sorted_by_key_and_time(runs: Iterable[Spans]) -> Spans:
-    """Join spans, and sort them by key, then by start, then by place.
-
-    Of steps that are there twice, the one stored first comes first; so it is in tables, which
-    `etude.recordings.formats.sorting` puts in order.
-    """
+    """Join spans, and sort them by key, then by start, then by place."""
     raw = np.dtype((np.void, _DTYPE.itemsize))  # plain bytes are copied in one go
     spans = np.concatenate([np.zeros(0, raw), *(run.view(raw) for run in runs)]).view(_DTYPE)
     order = np.argsort(np.ascontiguousarray(spans["key"]), kind="stable")  # fast if the runs are sorted
@@ -296,6 +292,9 @@ def sorted_by_key_and_time(runs: Iterable[Spans]) -> Spans:
 
 def clashes(spans: Spans) -> dict[str, Index]:
     """Find the conflicts between neighbouring spans.
+
+    Which of a table's duplicates comes first is decided by `etude.recordings.formats.sorting`, whose ``VERSION`` must
+    rise if that changes.
 
     Args:
         spans: Spans sorted by `sorted_by_key_and_time`.

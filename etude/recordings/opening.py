@@ -655,30 +655,30 @@ def _read_by(
     roots = [root for root in given if _is_inferred(member, root)]
     if not of_env and _is_mapped(member) and col.ACTION in given and col.ACTION not in roots:
         stated = member.contents.header.action_space
-        mapped = before_mapping(stated)
-        is_said = mapped != stated and any(is_alike(given[col.ACTION], one) for one in (mapped, stated))
-        roots += [col.ACTION] if is_said else []
+        before = before_mapping(stated)
+        is_either = before != stated and any(is_alike(given[col.ACTION], one) for one in (before, stated))
+        roots += [col.ACTION] if is_either else []
     if not roots:
         return member, []
-    header, outside = member.contents.header, None
+    header, mapped = member.contents.header, None  # the env's space, if RLlib maps actions to it
     meta = dict(header.meta)
     if _is_mapped(member) and col.ACTION in roots:
-        outside = given[col.ACTION] if of_env else header.action_space
+        mapped = given[col.ACTION] if of_env else header.action_space
         if of_env:
-            given = {**given, col.ACTION: before_mapping(outside)}
-    if col.ACTION in roots and (outside is not None or not of_env):
+            given = {**given, col.ACTION: before_mapping(mapped)}
+    if col.ACTION in roots and (mapped is not None or not of_env):
         meta.pop(ACTIONS, None)  # the given space says in which units the actions are
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
-    told = meta.pop("inferred", ())
-    if left := [name for name in told if not any(col.is_under(name, root) for root in roots)]:
-        meta["inferred"] = {name: told[name] for name in left} if isinstance(told, Mapping) else left
-    if outside is not None and (inner := before_mapping(outside)) != outside and is_alike(spaces[col.ACTION], inner):
-        meta[col.ENV_ACTION_SPACE] = space_to_json(outside)
-    new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
-    is_as_stored = all(_form(leaf) == _form(new.leaves()[name]) for name, leaf in header.leaves().items())
-    format = member.format if is_as_stored else _WithSpaces(member.format, new)
-    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new)), roots
+    inferred = meta.pop("inferred", ())
+    if rest := [name for name in inferred if not any(col.is_under(name, root) for root in roots)]:
+        meta["inferred"] = {name: inferred[name] for name in rest} if isinstance(inferred, Mapping) else rest
+    if mapped is not None and (before := before_mapping(mapped)) != mapped and is_alike(spaces[col.ACTION], before):
+        meta[col.ENV_ACTION_SPACE] = space_to_json(mapped)
+    new_header = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
+    is_as_stored = all(_form(leaf) == _form(new_header.leaves()[name]) for name, leaf in header.leaves().items())
+    format = member.format if is_as_stored else _WithSpaces(member.format, new_header)
+    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new_header)), roots
 
 
 def is_alike(first: Space, second: Space) -> bool:
@@ -701,17 +701,7 @@ def _is_alike(leaf: Space, other: Space) -> bool:
 def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> Space:
     """The given space, after checking that it fits; if ``keeps``, float observations keep the dtype that is stored."""
     stored, wanted = leaves(own, root), leaves(given, root)
-    is_fit = stored.keys() == wanted.keys() and all(
-        fits(leaf_shape(leaf), leaf_shape(wanted[name]))
-        and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
-        and (leaf_dtype(leaf) != np.uint8 or len(leaf_shape(leaf)) < 2 or leaf_dtype(wanted[name]).kind != "f")
-        and (
-            leaf == wanted[name] if isinstance(leaf, NamedDiscrete) else not getattr(wanted[name], "has_numbers", False)
-        )
-        and not are_permuted(leaf, wanted[name])
-        for name, leaf in stored.items()
-    )
-    if not is_fit:
+    if stored.keys() != wanted.keys() or not all(_can_read_as(leaf, wanted[name]) for name, leaf in stored.items()):
         are_choices = stored.keys() == wanted.keys() and all(
             leaf_dtype(leaf).kind == "f" and leaf_shape(leaf) in ((), (1,)) and isinstance(wanted[name], Discrete)
             for name, leaf in stored.items()
@@ -724,6 +714,16 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})
+
+
+def _can_read_as(stored: Space, wanted: Space) -> bool:
+    """Whether a column can be read with another space than the one that it is stored with."""
+    is_float, to_float = leaf_dtype(stored).kind == "f", leaf_dtype(wanted).kind == "f"
+    is_image = leaf_dtype(stored) == np.uint8 and len(leaf_shape(stored)) > 1
+    has_other_names = stored != wanted if isinstance(stored, NamedDiscrete) else getattr(wanted, "has_numbers", False)
+    if (is_float and not to_float) or (is_image and to_float) or has_other_names:
+        return False
+    return fits(leaf_shape(stored), leaf_shape(wanted)) and not are_permuted(stored, wanted)
 
 
 def _form(leaf: Space) -> tuple[Any, ...]:

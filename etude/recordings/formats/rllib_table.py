@@ -390,11 +390,9 @@ class RLlibTable(FileFormat):
         terminated, truncated = ends_by(flags, len(t))
         done = terminated | truncated
 
-        kept = (
-            _without_copies(found, track, done, t if self.has_t else None)
-            if unit.may_have_copies
-            else np.arange(len(t))
-        )
+        kept = np.arange(len(t))
+        if unit.may_have_copies:
+            kept = _without_copies(found, track, done, t if self.has_t else None)
         if not has_episodes:  # their order in time, and the step of each
             t = np.zeros(len(t), np.int64)  # each row is a segment
         elif self.has_t:
@@ -428,9 +426,8 @@ class RLlibTable(FileFormat):
         finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
         exp = Experience(steps, offsets, segments, finals)
         if problems is not None:
-            problems += self._notes(
-                unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept)
-            )
+            nexts = _at({name: next_obs[name] for name in obs if has_next}, kept)
+            problems += self._notes(unit, exp, kept, len(done), nexts)
         return exp, kept
 
     def _notes(

@@ -726,31 +726,29 @@ class TableRows(Format):
         after = {name: col.moved(name, col.OBS, common.after) for name in obs} if common.after else {}
         needed = [*columns, *after.values(), *([HAS_FINAL] if after and not common.has_next else [])]
         found = _rows(common, start, stop + int(goes_on[-1] and not common.has_next), needed)
-        known = goes_on | common.has_next
         final_obs: Columns = {}
-        at = start + last
-        numbers_after = [found[own][last] for own in after.values() if found[own].dtype.kind == "f"]
-        if common.has_next and numbers_after:  # they may be empty where an episode ended
-            is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
-            known = goes_on | ~is_empty
-        elif after and not common.has_next:
-            known = goes_on | found[HAS_FINAL][last]
-        for name in obs:
-            if common.has_next:
-                final = found[after[name]][last]
+        if common.has_next:
+            rows, ends = start + last, {name: found[own][last] for name, own in after.items()}
+            known = np.ones(len(last), bool)
+            if numbers_after := [v for v in ends.values() if v.dtype.kind == "f"]:  # empty where an episode ended
+                is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
+                known = goes_on | ~is_empty
+            for name, final in ends.items():
                 final[~known] = 0
                 if final.dtype.kind == "f" != found[name].dtype.kind:  # integers that are floats because some are empty
                     gaps = np.isnan(final).reshape(len(last), -1).any(axis=1)
                     if gaps.any():
-                        where = common.words(int(at[gaps.argmax()]))
+                        where = common.words(int(rows[gaps.argmax()]))
                         raise DataError(f"{where}: `{after[name]}` is empty in a part. Fill it, or empty all parts.")
-                final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(at[i])))
-                continue
-            final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
-            final[goes_on] = found[name][last[goes_on] + 1]
-            if after:
-                there = found[HAS_FINAL][last]
-                final[there] = found[after[name]][last[there]]
+                final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(rows[i])))
+        else:  # the observation of the next row, or the final observation that the table has
+            there = found[HAS_FINAL][last] if after else np.zeros(len(last), bool)
+            known = goes_on | there
+            for name in obs:
+                final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
+                final[goes_on] = found[name][last[goes_on] + 1]
+                if after:
+                    final[there] = found[after[name]][last[there]]
         keys = {name: getattr(index, name)[which] for name in ("t_start", "terminated", "truncated")}
         keys |= {name: ids[which] for name, ids in index.ids.items()}
         segments = Segments.of(len(last), **keys, has_final_obs=known)

@@ -222,10 +222,10 @@ class _Cut:
     def __init__(self, reader: "_KeyReader", stride: int, *, unit_stride: bool) -> None:
         self.stride, self.stride_shown = max(1, stride), stride
         """`stride_shown` is the stride of ``t`` in the rows added so far; 0 if they show none."""
-        self._reader, self._by_one = reader, unit_stride
+        self._reader, self._unit_stride = reader, unit_stride
         self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
-        self._heads: list[Keys] = []  # keys of the first row of each segment; see `add`
+        self._heads: list[Keys] = []  # of the first row of each segment; the flags are of the row before it
 
     @property
     def is_of_other_stride(self) -> bool:
@@ -235,8 +235,8 @@ class _Cut:
     def is_followed_by(self, keys: Keys) -> bool:
         """Whether these rows are in order, and come after those added so far.
 
-        Rows of equal keys are in order, as `etude.recordings.formats.sorting` keeps them; its ``VERSION`` must rise if
-        that changes.
+        Rows with equal keys are in order; `etude.recordings.formats.sorting` keeps their order, too. If one changes,
+        the other must, and `etude.recordings.formats.sorting.VERSION` must rise.
         """
         after = self._with_last(keys)
         risen = np.zeros(max(0, len(after[col.TERMINATED]) - 1), bool)  # is a row after the previous one, so far?
@@ -271,7 +271,7 @@ class _Cut:
         self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
     def _steps(self, keys: Keys, with_last: Keys, is_same_track: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-        """The step of each row, and its base; see `add`.
+        """The step of each row, and its base.
 
         If ``t`` counts steps by a stride, the base is the first ``t`` of the track. Otherwise, the steps are ``t``
         itself (``unit_stride``) or are counted from the first row of the track, and the base equals the step.
@@ -283,7 +283,7 @@ class _Cut:
             counted = np.cumsum(np.ones(num, bool) if t is None else np.diff(with_last[col.T_INDEX]) != 0)
             steps = np.where(began_before, self._t + counted, counted - counted[track_start])
             return steps, steps
-        if self._by_one:
+        if self._unit_stride:
             return t, t
         rises = np.diff(with_last[col.T_INDEX])[is_same_track]
         self.stride_shown = int(np.gcd.reduce(rises, initial=self.stride_shown))
@@ -306,7 +306,7 @@ class _Cut:
         }
         t, bases = heads["t"], heads["base"]
         least = int(bases.min())
-        first = least if 1 <= least <= self.stride and not self._by_one else 0
+        first = least if 1 <= least <= self.stride and not self._unit_stride else 0
         # Agents that act in turns begin at ``first``, the number after it and so on.
         t += (bases - first) // self.stride - bases // self.stride
         return TableIndex(
