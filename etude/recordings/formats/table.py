@@ -888,20 +888,7 @@ def contents_of(
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)
-    ordered = partial(columns.keys, keys)
-    how: dict[str, Any] = {"unit_stride": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
-    chained = common.chained(keys)
-    index = table_index.index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
-    if index is None:
-        needed, tracks = columns.of_table(), partial(table_index.tracks_of, ordered, chained, common.words)
-        made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups, notes = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
-        for note in notes:
-            columns.warn(note)
-        common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
-        ordered = partial(common.columns.keys, keys)
-        index = table_index.index_of(ordered, chained, common.words, is_sorted=True, **how)
-    assert index is not None  # the rows are sorted
+    common, index = _in_order(common, plan, keys, is_sorted=is_sorted, unit_stride=source.preset == ETUDE)
     is_unnamed = index.ids.get(col.AGENT_ID, np.zeros(0)) == None  # noqa: E711 - an array
     if source.preset != ETUDE and is_unnamed.any() and not is_unnamed.all():
         row = common.words(int(index.offsets[is_unnamed.argmax()]))
@@ -932,6 +919,26 @@ def contents_of(
         data = RowsUnit(slice(first, last), index, common)
         units.append(Unit(k, stop - start, group.file, group.first + inside, data))
     return Contents(header, columns.steps, units, files, columns.warnings)
+
+
+def _in_order(
+    common: _Common, plan: ColumnMap, keys: Sequence[str], *, is_sorted: bool, unit_stride: bool
+) -> tuple[_Common, TableIndex]:
+    """Return the rows in order of time, sorted if necessary, and their segments."""
+    columns, chained = common.columns, common.chained(keys)
+    cut = partial(table_index.index_of, unit_stride=unit_stride, most=most_rows(columns.row_bytes))
+    key_columns = partial(columns.keys, keys)
+    index = cut(key_columns, chained, common.words, is_sorted=is_sorted)
+    if index is None:
+        needed, tracks = columns.of_table(), partial(table_index.tracks_of, key_columns, chained, common.words)
+        made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
+        groups, notes = sorted_groups(common.groups, partial(columns.tables, needed), tracks, *made_by)
+        for note in notes:
+            columns.warn(note)
+        common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
+        index = cut(partial(common.columns.keys, keys), chained, common.words, is_sorted=True)
+        assert index is not None  # the rows are sorted
+    return common, index
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:
