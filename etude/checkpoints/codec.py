@@ -120,12 +120,7 @@ class Encoder:
         if array.dtype in _NAMES and array.dtype.isnative:
             return {KIND: "array", "name": self._keep(array, path)}
         raw = np.frombuffer(array.tobytes(), np.uint8)
-        return {
-            KIND: "array",
-            "name": self._keep(raw, path),
-            "dtype": array.dtype.str,
-            "shape": list(array.shape),
-        }
+        return {KIND: "array", "name": self._keep(raw, path), "dtype": array.dtype.str, "shape": list(array.shape)}
 
     def _scalar(self, scalar: np.generic, path: str) -> Any:
         if scalar.dtype.hasobject or scalar.dtype.names:

@@ -221,7 +221,8 @@ class FQE:
 
     def values(self, episodes: Experience) -> Values:
         """Return the networks' values for a chunk of whole episodes."""
-        obs, here = col.subtree(episodes.steps, col.OBS), self._policy(col.subtree(episodes.steps, col.OBS))
+        obs = col.subtree(episodes.steps, col.OBS)
+        here = self._policy(obs)
         following, policy = self._next(episodes, here)
         times = self._times(episodes)
         held_out = times[episodes.segment_of_step()] == 0

@@ -123,12 +123,7 @@ class TargetPolicy:
         """Yield row indices, and the module's output for them ``[n, ...]``."""
         obs = col.subtree(episodes.steps, col.OBS)
         if not self.module.recurrent:
-            for start, size in _slices(obs):
-                rows = np.arange(start, start + size)
-                with torch.inference_mode():
-                    output = self.module(self.module.obs_from(self._tensors(obs, rows)))
-                    self._check(output)
-                yield rows, output
+            yield from self._outputs_of_rows(obs)
             return
         order = np.argsort(-episodes.lengths, kind="stable")
         for first in range(0, len(order), FORWARD_SEGMENTS):
@@ -139,6 +134,15 @@ class TargetPolicy:
             sequences = PaddedSequences(episodes.lengths[which], state, self.module.device)
             with torch.inference_mode():
                 output = sequences.forward(self.module, self._tensors(obs, rows))
+                self._check(output)
+            yield rows, output
+
+    def _outputs_of_rows(self, obs: Columns) -> Iterator[tuple[NDArray[np.int64], Output]]:
+        """Yield the same for single observations."""
+        for start, size in _slices(obs):
+            rows = np.arange(start, start + size)
+            with torch.inference_mode():
+                output = self.module(self.module.obs_from(self._tensors(obs, rows)))
                 self._check(output)
             yield rows, output
 
@@ -167,19 +171,16 @@ class TargetPolicy:
         space = self.module.action_space
         assert isinstance(space, spaces.Discrete)
         out = np.zeros((rows_of(obs), int(space.n)), np.float32)
-        for start, size in _slices(obs):
-            rows = np.arange(start, start + size)
-            with torch.inference_mode():
-                output = self.module(self.module.obs_from(self._tensors(obs, rows)))
-                self._check(output)
-                _, inputs = output.bound()
-                if self.explore:
-                    each = torch.arange(out.shape[1], device=inputs.device).expand(size, -1).T + int(space.start)
+        for rows, output in self._outputs_of_rows(obs):
+            _, inputs = output.bound()
+            if self.explore:
+                with torch.inference_mode():
+                    each = torch.arange(out.shape[1], device=inputs.device).expand(len(rows), -1).T + int(space.start)
                     logps = [self.module.dist.logp(inputs, {col.ACTION: action}) for action in each]
                     out[rows] = torch.stack(logps, 1).exp().float().cpu().numpy()
-                    continue
-            best = self.module.dist.act(inputs.float().cpu().numpy(), None)[col.ACTION] - int(space.start)
-            out[rows, best.astype(np.int64)] = 1.0
+            else:
+                best = self.module.dist.act(inputs.float().cpu().numpy(), None)[col.ACTION] - int(space.start)
+                out[rows, best.astype(np.int64)] = 1.0
         return out
 
     def draws(self, obs: Columns, num: int, rng: np.random.Generator) -> list[Columns]:

@@ -275,7 +275,7 @@ def spans_of(k: int, exp: Experience) -> Spans:
     return spans if is_own.all() else spans.take(np.flatnonzero(is_own))
 
 
-def sorted_by_time(runs: Iterable[Spans]) -> Spans:
+def sorted_by_key_and_time(runs: Iterable[Spans]) -> Spans:
     """Join spans, and sort them by key, then by start, then by place."""
     raw = np.dtype((np.void, _DTYPE.itemsize))  # plain bytes are copied in one go
     spans = np.concatenate([np.zeros(0, raw), *(run.view(raw) for run in runs)]).view(_DTYPE)
@@ -293,8 +293,11 @@ def sorted_by_time(runs: Iterable[Spans]) -> Spans:
 def clashes(spans: Spans) -> dict[str, Index]:
     """Find the conflicts between neighbouring spans.
 
+    Which of a table's duplicates comes first is decided by `etude.recordings.formats.sorting`, whose ``VERSION`` must
+    rise if that changes.
+
     Args:
-        spans: Spans sorted by `sorted_by_time`.
+        spans: Spans sorted by `sorted_by_key_and_time`.
 
     Returns:
         For each of `KINDS`, the indices of the spans that conflict with the next one, in stored order of the next one.
@@ -347,20 +350,20 @@ class Timeline:
         """
         if k not in self._seen:
             self._seen.add(k)
-            run = sorted_by_time([spans_of(k, exp)])
+            run = sorted_by_key_and_time([spans_of(k, exp)])
             if self._kinds and self._conflict is None:
                 alike = [more for known in self._runs if len(more := _of_keys(*known, run["key"]))]
-                found = self.problems(self._kinds, sorted_by_time([run, *alike]) if alike else run)
+                found = self.problems(self._kinds, sorted_by_key_and_time([run, *alike]) if alike else run)
                 self._conflict = next((problem.message for problem in found), None)
             while self._kinds and self._runs and len(self._runs[-1][1]) < 2 * len(run):
-                run = sorted_by_time([self._runs.pop()[1], run])
+                run = sorted_by_key_and_time([self._runs.pop()[1], run])
             self._runs.append((np.ascontiguousarray(run["key"]), run))
         if self._conflict is not None:
             raise DataError(self._conflict)
 
     def spans(self) -> Spans:
-        """All spans seen, sorted by `sorted_by_time`."""
-        return sorted_by_time(run for _, run in self._runs)
+        """All spans seen, sorted by `sorted_by_key_and_time`."""
+        return sorted_by_key_and_time(run for _, run in self._runs)
 
     def problems(self, kinds: Sequence[str] = (*KINDS, NOT_DONE), spans: Spans | None = None) -> Iterator[Problem]:
         """The problems of these kinds in all parts seen, or in ``spans``: at most one conflict for each kind, episode

@@ -205,16 +205,21 @@ class FileFormat(Format):
         files: The files of one recording, in order.
     """
 
+    suffixes: tuple[str, ...]
+    """What the names of its files end with; other files are not asked for in `detect`."""
+
     def __init__(self, files: Sequence[AnyPath]) -> None:
         self.files = list(files)
 
     @staticmethod
     @abc.abstractmethod
     def detect(path: AnyPath) -> bool:
-        """Return whether a file has this format."""
+        """Return whether a file with one of the `suffixes` has this format."""
 
 
-def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, derived: Sequence[str] = ()) -> list[str]:
+def choose_columns(
+    columns: Sequence[str], wanted: Sequence[str] | None, where: str, derived: Sequence[str] = ()
+) -> list[str]:
     """Return the step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
 
     ``derived`` are names that are not step columns, but that the message may suggest or explain.

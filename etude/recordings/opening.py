@@ -23,7 +23,7 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
 from etude.recordings.action_units import ACTIONS, BY_RLLIB, REWRITTEN, before_mapping, env_action_space, is_space
 from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
-from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, Unit, UnreadableError
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import foreign, format_of, format_of_folder, minari, of_files, usable
 from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
@@ -285,7 +285,7 @@ def opened(
     sources = [one for one in listed if isinstance(one, Source)]
     lacking = {root for one in sources for root in one.lacking}
     try:
-        members = _found(spaces_added(given, *spaces()) if lacking else given, filesystem, faults)
+        members = _members_of(spaces_added(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
     lacking |= {root for member in members for root in _ROOTS if _is_inferred(member, root)}
@@ -342,7 +342,7 @@ def _is_env_of(units: Units, root: str, space: Space) -> bool:
     return any(is_space(one, space) for one in (found, *several))
 
 
-def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:
+def _members_of(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:
     several = isinstance(given, list | tuple)
     if several and not given:
         raise DataError("an empty list was given: there is nothing to open. Give paths, URLs or globs.")
@@ -358,13 +358,20 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         return _of_one(places[0], faults)
     files = [place for place in places if isinstance(place, AnyPath) and not place.is_dir()]
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
+    kinds = {file: OwnFormat if is_own(file) else format_of(file) for file in files}
     groups: dict[Any, list[Any]] = {}  # all files of a kind, or a single folder or object, by its index
     for i, place in enumerate(places):
-        alike = groups.setdefault(_kind_of(place) if place in files else i, [])
+        alike = groups.setdefault(kinds[place] or OwnFormat if place in files else i, [])
         alike += [place] if place not in alike else []
     out: list[Described] = []
     for kind, alike in groups.items():
-        out += _of_one(alike[0], faults) if isinstance(kind, int) else [_of_files(kind, alike, faults)]
+        if isinstance(kind, int):
+            out += _of_one(alike[0], faults)
+        elif kind is OwnFormat:
+            _check_described([file for file in alike if kinds[file] is None])
+            out.append(_own(alike[0], alike, faults))
+        else:
+            out.append(Described(*of_files(kind, alike, faults), alike[0] if len(alike) == 1 else None))
     return out
 
 
@@ -372,7 +379,7 @@ def _listed(places: Sequence[Any]) -> list[Any]:
     """The same places, with all remote ones listed, several at a time."""
 
     def listed(place: Any) -> Any:
-        # A single folder may have been listed before files were added to it; several are listed once, by `_found`.
+        # A single folder may have been listed before files were added to it; several are listed once, by `_members_of`.
         is_new = isinstance(place, RemotePath) and (place.listing is None or len(places) == 1)
         return place.listed() if is_new else place
 
@@ -395,9 +402,8 @@ def _of_one(given: Any, faults: list[Problem] | None) -> list[Described]:
             "which takes tables in memory too. An Experience must be written first, with a RecordingWriter."
         )
     path = given
-    if path.exists() and not is_own(path):
-        found = foreign(path, faults)
-        if found is not None:
+    if not is_own(path):
+        if found := foreign(path, faults):
             return [Described(*found, path)]
         _check_described([path])
     wholes: dict[AnyPath, list[AnyPath]] = {}  # the folders of each recording
@@ -444,8 +450,8 @@ def _partitioned(folder: AnyPath, path: AnyPath, file: AnyPath) -> AnyPath | Non
     """
     names = relative(folder, path).parts
     depth = next((k for k, name in enumerate(names) if "=" in name), None)
-    opened = None if depth is None else next(open_files([file]))
-    if depth is None or (isinstance(opened, DataFile) and not opened.is_rewritten):
+    data_file = None if depth is None else next(open_files([file]))
+    if depth is None or (isinstance(data_file, DataFile) and not data_file.is_rewritten):
         return None  # Etude wrote it: a module may have such a name
     return path / "/".join(names[:depth]) if depth else path
 
@@ -456,17 +462,17 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     With a name that is not a column of recordings, both are possible: ``seed=1`` and ``seed=2`` are several recordings
     if they have the same steps of the same episodes.
     """
-    opened = [file for file in open_files(files) if isinstance(file, DataFile)]
-    if len({str(file.header.to_json()["spaces"]) for file in opened if file.header}) > 1:
+    readable = [file for file in open_files(files) if isinstance(file, DataFile)]
+    if len({str(file.header.to_json()["spaces"]) for file in readable if file.header}) > 1:
         return False
-    folders = {file.path: relative(file.path, whole).parts[:-1] for file in opened}
-    own = {name for file in opened for name in file.schema.names}
+    folders = {file.path: relative(file.path, whole).parts[:-1] for file in readable}
+    own = {name for file in readable for name in file.schema.names}
     if {name.partition("=")[0] for names in folders.values() for name in names} <= {*KEYS, *_OF_STEPS} - own:
         return True
     if len({relative(file, whole).parts[:-1] for file in files}) < 2:
         return False
     by_folder: dict[tuple[str, ...], list[DataFile]] = {}
-    for file in opened:
+    for file in readable:
         by_folder.setdefault(folders[file.path], []).append(file)
     episodes = [_different(_steps_in(whole, parts, _IDS)) for parts in by_folder.values()]
     counts = pa.concat_tables(episodes).group_by([*_IDS]).aggregate([([], "count_all")])
@@ -565,22 +571,12 @@ def _rewritten(source: Source, header: Header | None, where: AnyPath | None, fau
     return Described(table, contents, where)
 
 
-def _kind_of(file: AnyPath) -> type[FileFormat] | None:
-    """The format of a file; None if it is Etude's, or of no known format."""
-    return None if not file.exists() or is_own(file) else format_of(file)
-
-
-def _of_files(kind: type[FileFormat] | None, files: Sequence[AnyPath], faults: list[Problem] | None) -> Described:
-    """Open files of one kind that were given one by one."""
-    if kind is not None:
-        return Described(*of_files(kind, files, faults), files[0] if len(files) == 1 else None)
-    _check_described([file for file in files if file.exists() and not is_own(file)])
-    return _own(files[0], files, faults)
-
-
 def is_own(path: AnyPath) -> bool:
-    """Whether there is a file in Etude's own format at ``path``, or one with its metadata."""
-    if (path / MANIFEST).exists():
+    """Whether Etude's own reader is to open ``path``: there is a file in its format or with its metadata, or nothing.
+
+    That reader reports what is missing.
+    """
+    if not path.exists() or (path / MANIFEST).exists():
         return True
     files = [file for file in ([path] if path.is_file() else data_files(path)) if file.suffix == ".parquet"]
     is_first_broken = False
@@ -659,30 +655,30 @@ def _read_by(
     roots = [root for root in given if _is_inferred(member, root)]
     if not of_env and _is_mapped(member) and col.ACTION in given and col.ACTION not in roots:
         stated = member.contents.header.action_space
-        mapped = before_mapping(stated)
-        is_said = mapped != stated and any(is_alike(given[col.ACTION], one) for one in (mapped, stated))
-        roots += [col.ACTION] if is_said else []
+        before = before_mapping(stated)
+        is_either = before != stated and any(is_alike(given[col.ACTION], one) for one in (before, stated))
+        roots += [col.ACTION] if is_either else []
     if not roots:
         return member, []
-    header, outside = member.contents.header, None
+    header, mapped = member.contents.header, None  # the env's space, if RLlib maps actions to it
     meta = dict(header.meta)
     if _is_mapped(member) and col.ACTION in roots:
-        outside = given[col.ACTION] if of_env else header.action_space
+        mapped = given[col.ACTION] if of_env else header.action_space
         if of_env:
-            given = {**given, col.ACTION: before_mapping(outside)}
-    if col.ACTION in roots and (outside is not None or not of_env):
+            given = {**given, col.ACTION: before_mapping(mapped)}
+    if col.ACTION in roots and (mapped is not None or not of_env):
         meta.pop(ACTIONS, None)  # the given space says in which units the actions are
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
-    told = meta.pop("inferred", ())
-    if left := [name for name in told if not any(col.is_under(name, root) for root in roots)]:
-        meta["inferred"] = {name: told[name] for name in left} if isinstance(told, Mapping) else left
-    if outside is not None and (inner := before_mapping(outside)) != outside and is_alike(spaces[col.ACTION], inner):
-        meta[col.ENV_ACTION_SPACE] = space_to_json(outside)
-    new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
-    is_as_stored = all(_form(leaf) == _form(new.leaves()[name]) for name, leaf in header.leaves().items())
-    format = member.format if is_as_stored else _WithSpaces(member.format, new)
-    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new)), roots
+    inferred = meta.pop("inferred", ())
+    if rest := [name for name in inferred if not any(col.is_under(name, root) for root in roots)]:
+        meta["inferred"] = {name: inferred[name] for name in rest} if isinstance(inferred, Mapping) else rest
+    if mapped is not None and (before := before_mapping(mapped)) != mapped and is_alike(spaces[col.ACTION], before):
+        meta[col.ENV_ACTION_SPACE] = space_to_json(mapped)
+    new_header = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
+    is_as_stored = all(_form(leaf) == _form(new_header.leaves()[name]) for name, leaf in header.leaves().items())
+    format = member.format if is_as_stored else _WithSpaces(member.format, new_header)
+    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new_header)), roots
 
 
 def is_alike(first: Space, second: Space) -> bool:
@@ -705,17 +701,7 @@ def _is_alike(leaf: Space, other: Space) -> bool:
 def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> Space:
     """The given space, after checking that it fits; if ``keeps``, float observations keep the dtype that is stored."""
     stored, wanted = leaves(own, root), leaves(given, root)
-    is_fit = stored.keys() == wanted.keys() and all(
-        fits(leaf_shape(leaf), leaf_shape(wanted[name]))
-        and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
-        and (leaf_dtype(leaf) != np.uint8 or len(leaf_shape(leaf)) < 2 or leaf_dtype(wanted[name]).kind != "f")
-        and (
-            leaf == wanted[name] if isinstance(leaf, NamedDiscrete) else not getattr(wanted[name], "has_numbers", False)
-        )
-        and not are_permuted(leaf, wanted[name])
-        for name, leaf in stored.items()
-    )
-    if not is_fit:
+    if stored.keys() != wanted.keys() or not all(_can_read_as(leaf, wanted[name]) for name, leaf in stored.items()):
         are_choices = stored.keys() == wanted.keys() and all(
             leaf_dtype(leaf).kind == "f" and leaf_shape(leaf) in ((), (1,)) and isinstance(wanted[name], Discrete)
             for name, leaf in stored.items()
@@ -728,6 +714,16 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})
+
+
+def _can_read_as(stored: Space, wanted: Space) -> bool:
+    """Whether a column can be read with another space than the one that it is stored with."""
+    is_float, to_float = leaf_dtype(stored).kind == "f", leaf_dtype(wanted).kind == "f"
+    is_image = leaf_dtype(stored) == np.uint8 and len(leaf_shape(stored)) > 1
+    has_other_names = stored != wanted if isinstance(stored, NamedDiscrete) else getattr(wanted, "has_numbers", False)
+    if (is_float and not to_float) or (is_image and to_float) or has_other_names:
+        return False
+    return fits(leaf_shape(stored), leaf_shape(wanted)) and not are_permuted(stored, wanted)
 
 
 def _form(leaf: Space) -> tuple[Any, ...]:

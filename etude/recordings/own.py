@@ -141,8 +141,8 @@ def usable_files(
         DataError: a file is broken or missing, or the files do not belong together.
     """
     paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
-    opened = dict(zip(paths, open_files(paths), strict=True))
-    files = [file for file in opened.values() if isinstance(file, DataFile)]
+    by_path = dict(zip(paths, open_files(paths), strict=True))
+    files = [file for file in by_path.values() if isinstance(file, DataFile)]
     manifest: Manifest | None = None
     if path.is_dir() and not any(file.version > 1 for file in files):
         try:
@@ -159,7 +159,7 @@ def usable_files(
     lost = {problem.file: problem.count for problem in found if problem.kind == "lost_rows"}
     lost |= {str(path / name): rows for name, rows in manifest.rows.items()} if manifest else {}
     faulty = {file.path: fault_of(file, like or file, wanted) for file in files}
-    for name, file in opened.items():
+    for name, file in by_path.items():
         is_part = len(paths) > 1  # without a single file, nothing would be left
         if isinstance(file, DataError):
             count = lost.get(str(name), 0)

@@ -32,7 +32,7 @@ from etude.recordings.batches import (
     steps_of,
 )
 from etude.recordings.episodes import counts_of
-from etude.recordings.format import Problem, chosen
+from etude.recordings.format import Problem, choose_columns
 from etude.recordings.layout import Header
 from etude.recordings.opening import (
     GivenSpaces,
@@ -457,7 +457,7 @@ class Recording(Screened):
     # -- helpers ---------------------------------------------------------------------------------------------
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
-        return chosen(self.columns, columns, str(self.path), derived=DERIVED)
+        return choose_columns(self.columns, columns, str(self.path), derived=DERIVED)
 
     def _loaded(
         self, names: Sequence[str], where: pc.Expression | str | None, next_obs: bool = False

@@ -30,7 +30,7 @@ from etude.experience.table import KEYS, to_table
 from etude.files import AnyPath, InUseError, Lock, RemotePath, absolute_path, located, publish_at, temporary_path
 from etude.recordings.background import BackgroundThread
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
-from etude.recordings.format import chosen
+from etude.recordings.format import choose_columns
 from etude.recordings.formats.inferring import reserved
 from etude.recordings.layout import (
     FACTS_KEY,
@@ -521,7 +521,7 @@ def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
     Raises:
         DataError: there is no column under one of them.
     """
-    return exp.only(chosen(list(exp.steps), roots, "what is to be recorded"))
+    return exp.only(choose_columns(list(exp.steps), roots, "what is to be recorded"))
 
 
 def _finish(pending: list[Experience], thread: BackgroundThread, files: FileRoller, owner: int) -> None:

@@ -18,7 +18,7 @@ FORMATS: Final[tuple[type[FileFormat], ...]] = (
     d4rl.D4RLNpz,
 )
 """Formats of single files; the first one that detects a file is its format."""
-_SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")
+_SUFFIXES: Final = {suffix for kind in FORMATS for suffix in kind.suffixes}
 
 
 def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format, Contents] | None:
@@ -112,4 +112,4 @@ def format_of_folder(path: AnyPath) -> type[minari.Minari] | type[lerobot.LeRobo
 
 def format_of(file: AnyPath) -> type[FileFormat] | None:
     """Return the first of `FORMATS` that detects a file; None if there is none."""
-    return next((kind for kind in FORMATS if kind.detect(file)), None)
+    return next((kind for kind in FORMATS if file.suffix in kind.suffixes and kind.detect(file)), None)

@@ -18,7 +18,7 @@ from etude.recordings.format import most_rows
 MOST_AXES: Final = 32
 """The most lists or structs inside each other; NumPy arrays can't have more axes."""
 
-Place: TypeAlias = Callable[[int], str]
+RowPlace: TypeAlias = Callable[[int], str]
 """Describes the location of a row, for errors."""
 
 
@@ -39,7 +39,7 @@ Coded: TypeAlias = Callable[[pa.Array, str], NDArray[Any]]
 
 
 def flat(
-    array: pa.Array, name: str, place: Place, coded: Coded | None = None, *, with_nan: bool = False
+    array: pa.Array, name: str, place: RowPlace, coded: Coded | None = None, *, with_nan: bool = False
 ) -> dict[str, NDArray[Any]]:
     """Convert a column to arrays ``[rows, ...]`` by path: one under ``name``, or one for each member of a struct.
 
@@ -67,7 +67,7 @@ def flat(
     return {name: numbers(array, name, place, with_nan=with_nan)}
 
 
-def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False) -> NDArray[Any]:
+def numbers(array: pa.Array, name: str, place: RowPlace, *, with_nan: bool = False) -> NDArray[Any]:
     """Convert a column of numbers, or of lists of numbers of one length, to ``[rows, ...]``; see `flat`."""
     kind, shape, order = array.type, None, None
     if isinstance(kind, pa.BaseExtensionType):
@@ -100,7 +100,7 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def _axes(order: Sequence[int], name: str, place: Place) -> Iterable[int]:
+def _axes(order: Sequence[int], name: str, place: RowPlace) -> Iterable[int]:
     """The stored axes of a tensor, from 1, in the order in which they are used.
 
     Raises:
@@ -151,7 +151,7 @@ def list_array(values: NDArray[Any]) -> pa.Array:
     return array
 
 
-def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
+def strings(array: pa.Array, name: str, place: RowPlace) -> NDArray[np.object_]:
     """Convert a column to texts ``[rows]``, None where it is empty. Values of 16 bytes that are not text are UUIDs.
 
     Raises:
@@ -193,7 +193,7 @@ _IMAGES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 """The first bytes of compressed images."""
 
 
-def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
+def _bytes_of(array: pa.Array, name: str, place: RowPlace) -> NDArray[np.uint8]:
     """Convert byte strings of equal length to ``[rows, bytes]``."""
     advice, values = "decode what is compressed", array.to_pylist()
     width = _one_length(pc.binary_length(array), "bytes", advice, name, place)
@@ -202,7 +202,7 @@ def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(values), np.uint8).reshape(len(array), width)
 
 
-def _check_depth(kind: pa.DataType, name: str, place: Place) -> None:
+def _check_depth(kind: pa.DataType, name: str, place: RowPlace) -> None:
     depth = name.count("/")
     while is_list(kind):
         kind, depth = kind.value_type, depth + 1
@@ -210,7 +210,7 @@ def _check_depth(kind: pa.DataType, name: str, place: Place) -> None:
         raise DataError(f"{place(0)}: column `{name[:80]}` is nested more than {MOST_AXES} deep. Leave it out.")
 
 
-def check_nulls(array: pa.Array, name: str, place: Place) -> None:
+def check_nulls(array: pa.Array, name: str, place: RowPlace) -> None:
     """Raise a DataError that names the first row where a column is empty, if there is one."""
     if array.null_count:
         row = int(np.argmax(np.asarray(array.is_null())))
@@ -218,7 +218,7 @@ def check_nulls(array: pa.Array, name: str, place: Place) -> None:
         raise DataError(f"{place(row)}: column `{name}` is empty or NaN{more}. Fill it, or leave these rows out.")
 
 
-def _width(array: pa.Array, name: str, place: Place) -> int:
+def _width(array: pa.Array, name: str, place: RowPlace) -> int:
     """The length that all lists of a column have."""
     if pa.types.is_fixed_size_list(array.type):
         width = int(array.type.list_size)
@@ -229,7 +229,7 @@ def _width(array: pa.Array, name: str, place: Place) -> int:
     return max(1, width)
 
 
-def _one_length(lengths: pa.Array, unit: str, advice: str, name: str, place: Place) -> int:
+def _one_length(lengths: pa.Array, unit: str, advice: str, name: str, place: RowPlace) -> int:
     """The length that all rows have; 0 if there are none."""
     found = np.asarray(lengths)
     other = np.flatnonzero(found != found[:1])

@@ -40,13 +40,15 @@ from etude.recordings.formats.table import TableRows, contents_of
 from etude.recordings.formats.table_inputs import Group
 from etude.urls import first_line
 
-ROOTS: Final = {
+REQUIRED: Final = ("observations", "actions")
+NUMERIC: Final = {
     "observations": col.OBS,
     "actions": col.ACTION,
     "rewards": col.REWARD,
     "next_observations": col.NEXT_OBS,
-    "infos": col.INFO,
 }
+"""The arrays that must hold numbers if they exist, with Etude's names."""
+ROOTS: Final = {**NUMERIC, "infos": col.INFO}
 TERMINATED: Final = ("terminals", "terminations", "terminated")
 TRUNCATED: Final = ("timeouts", "truncations", "truncated")
 DONES: Final = ("dones", "done")
@@ -155,7 +157,7 @@ def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) ->
 def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
     """The columns and flags of a file, by Etude's names; others are added to ``dropped``, with the reason."""
     arrays = file.arrays
-    for name in ("observations", "actions"):
+    for name in REQUIRED:
         if not any(col.is_under(stored, name) for stored in arrays):
             raise DataError(f"{file.path}: there is no array `{name}`; there are {', '.join(arrays) or 'none'}.")
     actions = [found for stored, found in arrays.items() if col.is_under(stored, "actions")]
@@ -174,7 +176,7 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
         root, _, rest = stored.partition(SEPARATOR)
         name = by_stored.get(stored) or SEPARATOR.join(filter(None, (ROOTS.get(root, root), rest)))
         is_flag, all_flags = stored in by_stored, (*TERMINATED, *TRUNCATED, *DONES)
-        needed = is_flag or (root in ROOTS and root != "infos")
+        needed = is_flag or root in NUMERIC
         shape = () if found is None else found[0]
         if stored in all_flags and not is_flag:
             dropped[stored] = f"episodes end where {' or '.join(flags.values())} says so"
@@ -213,7 +215,7 @@ def _num_envs(file: ArrayFile) -> int:
     ``[N, envs]``, observations and actions ``[N, envs, ...]``."""
     arrays = {name: found for name, found in file.arrays.items() if found is not None}
     rewards = arrays["rewards"][0] if "rewards" in arrays else ()
-    shapes = [found[0] for name, found in arrays.items() if name.split(SEPARATOR)[0] in ("observations", "actions")]
+    shapes = [found[0] for name, found in arrays.items() if name.split(SEPARATOR)[0] in REQUIRED]
     is_of_envs = len(rewards) == 2 and all(len(shape) > 2 and shape[1] == rewards[1] for shape in shapes)
     return rewards[1] if is_of_envs else 0
 
@@ -233,7 +235,6 @@ def _listed(columns: Mapping[str, _ArrayColumn]) -> str:
 # -- HDF5 ------------------------------------------------------------------------------------------------------------
 
 
-SUFFIXES: Final = (".hdf5", ".h5")
 DEEPEST: Final = 8
 """The deepest nesting of groups that is searched, because links may form circles."""
 
@@ -259,7 +260,7 @@ class _Hdf5File:
                     _, shape, dtype = self._opener.dataset(group, name, where)
                     self.arrays[where] = shape, dtype
             except DataError:
-                if where.split("/")[0] in ("observations", "actions", "rewards", "terminals", "timeouts"):
+                if where.split("/")[0] in (*NUMERIC, TERMINATED[0], TRUNCATED[0]):
                     raise
                 self.arrays[where] = None
 
@@ -282,16 +283,17 @@ class D4RLHdf5(FlatArrays):
     """HDF5 files with arrays named as in D4RL."""
 
     name = "d4rl-hdf5"
+    suffixes = (".hdf5", ".h5")
     opener = _Hdf5File
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
         """Return whether ``path`` is an HDF5 file with ``observations`` and ``actions`` at its top level."""
-        if not path.is_file() or path.suffix not in SUFFIXES:
+        if not path.is_file():
             return False
         try:
             with opened(path) as root:
-                return b"observations" in root and b"actions" in root
+                return all(name.encode() in root for name in REQUIRED)
         except DataError:
             return False
 
@@ -372,19 +374,20 @@ class D4RLNpz(FlatArrays):
     """
 
     name = "npz"
+    suffixes = (".npz",)
     opener = _NpzFile
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
         """Return whether ``path`` is an ``.npz`` file with ``observations`` and ``actions``."""
-        if not path.is_file() or path.suffix != ".npz":
+        if not path.is_file():
             return False
         try:
             with path.open("rb") as file, zipfile.ZipFile(file) as archive:
                 roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
         except _BROKEN:
             return False
-        return {"observations", "actions"} <= roots
+        return roots.issuperset(REQUIRED)
 
 
 def _header(stream: IO[bytes], size: int) -> Found:

@@ -274,7 +274,7 @@ class _Guessing:
             self._take(role, good[0])
         if len(good) > 1:
             self._left = [name for name in self._left if name not in good]
-            self._note(f"{role} could also be `{'` or `'.join(good[1:])}`")
+            self._note(f"{role} could also be {_listed(good[1:])}")
 
     def _take_time(self) -> None:
         """Use the only column of times as ``t`` if no column is named as ``t`` and there is an episode id."""
@@ -282,7 +282,7 @@ class _Guessing:
         if len(found) != 1 or self._columns[found[0]].null_count or col.T_INDEX in self._taken:
             return
         episode = self._one(col.EPISODE_ID)
-        if episode is not None and self._num_different([episode, *found]) > self._num_different([episode]):
+        if episode is not None and self._num_combinations([episode, *found]) > self._num_combinations([episode]):
             self._take(col.T_INDEX, *found)
             self._note(f"`{found[0]}` is the only column of times: rows are put in its order")
 
@@ -338,7 +338,7 @@ class _Guessing:
             return
         ends = self._ends()
         for name in self._entities():
-            if _is_person(name) or not self._is_named(name) or self._columns[name].null_count:
+            if _is_person(name) or not self._is_text_or_id(name) or self._columns[name].null_count:
                 continue
             order, is_last = self._by_episode(name)
             if 20 * (ends[order] != is_last).sum() <= ends.sum():
@@ -386,7 +386,7 @@ class _Guessing:
                 ranks[name] = 3
         return sorted(ranks, key=lambda name: ranks[name])
 
-    def _is_named(self, name: str) -> bool:
+    def _is_text_or_id(self, name: str) -> bool:
         """Whether a column holds text, or has the name of an id."""
         return bool(is_text(self._columns[name].type) or re.search(_ID, _plain_name(name)) or _is_person(name))
 
@@ -398,7 +398,7 @@ class _Guessing:
         ends = self._ends()
         if not (changing := [name for name in entities if self._changes_between(name, ends)]):
             return
-        named = [name for name in changing if self._is_named(name)]
+        named = [name for name in changing if self._is_text_or_id(name)]
         mixed = next((name for name in named if self._is_mixed_by(name, ends)), None)
         if mixed is not None:
             self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
@@ -567,7 +567,7 @@ class _Guessing:
             return
         several = f"several rows have the same `{'`, `'.join(keys)}`"
         for name in self._entities():
-            if self._is_named(name) and not self._are_repeated([name, *keys]):
+            if self._is_text_or_id(name) and not self._are_repeated([name, *keys]):
                 self._taken[col.EPISODE_ID] = (name, episode)
                 self._note(f"{several}, but never of the same `{name}`: both are taken for the episode's id")
                 return
@@ -589,9 +589,9 @@ class _Guessing:
 
     def _are_repeated(self, names: Sequence[str]) -> bool:
         """Whether several rows have the same values in all of these columns."""
-        return self._num_different(names) < self._rows
+        return self._num_combinations(names) < self._rows
 
-    def _num_different(self, names: Sequence[str]) -> int:
+    def _num_combinations(self, names: Sequence[str]) -> int:
         """The number of different combinations of values in these columns."""
         table = pa.table({name: self._columns[name] for name in names})
         return int(table.group_by(list(names)).aggregate([]).num_rows)
@@ -632,10 +632,14 @@ def _codes(array: pa.Array) -> NDArray[np.int64]:
 def _time_codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort like the steps or times of a column."""
     try:
-        order = (*table_index.date_orders(array), None)[0] if is_text(array.type) else None
-        return _codes(table_index.times(array, str, "", order) if is_text(array.type) else array)
+        return _codes(_times_in(array) if is_text(array.type) else array)
     except DataError:  # a text is not a time
         return _codes(array)
+
+
+def _times_in(texts: pa.Array) -> pa.Array:
+    """The times that texts name; a DataError if one of them names none."""
+    return table_index.times(texts, str, "", (*table_index.date_orders(texts), None)[0])
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -677,9 +681,8 @@ def _is_count(array: pa.Array) -> bool:
     if table_index.is_time(array.type):
         return True
     if is_text(array.type):
-        first = array.drop_null().slice(0, 100)
         try:
-            return bool(len(table_index.times(first, str, "", (*table_index.date_orders(first), None)[0])))
+            return len(_times_in(array.drop_null().slice(0, 100))) > 0
         except DataError:
             return False
     if pa.types.is_integer(array.type) and _range(array)[0] >= 0:

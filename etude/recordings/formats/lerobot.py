@@ -34,7 +34,7 @@ from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, lost_rows, most_rows
-from etude.recordings.formats.arrow import is_bytes, numbers, one_array, strings
+from etude.recordings.formats.arrow import RowPlace, is_bytes, numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.layout import Header, read_json
@@ -250,7 +250,7 @@ class LeRobot(Format):
             ranges = self._ranges([name for name in both if needs_range(name, *forms[name])])
             given = {root: inferred_space({n: forms[n] for n in names}, root, ranges) for root, names in under.items()}
             inferred |= dict.fromkeys(both, "the dataset has no spaces")
-        self._columns = {name: f._replace(shape=_one(f.shape)) for name, f in self._columns.items()}
+        self._columns = {name: f._replace(shape=_row_shape(f.shape)) for name, f in self._columns.items()}
         reward = self._columns.setdefault(col.REWARD, Feature("", "number", np.dtype(np.float32), ()))
         self._columns[col.REWARD] = reward._replace(dtype=np.result_type(reward.dtype, np.float32))
         for root, space in given.items():
@@ -315,7 +315,7 @@ class LeRobot(Format):
 
     def _cuts(self, span: FrameSpan) -> NDArray[np.int64]:
         """The row indices at which a unit and the episodes inside it begin, and its end."""
-        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self._first_rows[span.file]
+        ends = np.cumsum(np.clip(self.episodes["length"], 0, _MOST_FRAMES)) - self._first_rows[span.file]
         inside = ends[(ends > span.first) & (ends < span.stop)]
         return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
@@ -525,20 +525,21 @@ def _feature(key: str, said: Mapping[str, Any]) -> Feature:
         return Feature(key, "text", np.dtype(object), ())
     if not isinstance(shape, list) or len(shape) > 31 or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(f"its shape is {str(shape)[:80]}")
-    is_image = dtype in ("image", "video")
-    kind = np.dtype(np.uint8 if is_image else str(dtype))
-    if is_image:
+    has_pixels = dtype in ("image", "video")
+    kind = np.dtype(np.uint8 if has_pixels else str(dtype))
+    if has_pixels:
         names = said.get("names")
         axes = names if isinstance(names, list) else ["c"] if shape[0] in _MODES and shape[-1] not in _MODES else ["h"]
         shape = [*shape[1:], shape[0]] if str(axes[:1]).startswith("['c") else shape
-        is_depth = isinstance(about, dict) and any(key.endswith("is_depth_map") and about[key] for key in about)
+        is_depth = isinstance(about, dict) and any(own.endswith("is_depth_map") and about[own] for own in about)
         if is_depth or len(shape) != 3 or shape[2] not in (_MODES if dtype == "image" else _PIXELS):
             raise ValueError(f"{'depth maps' if is_depth else f'{dtype}s of shape {shape}'} are not read")
     if kind.kind not in "biuf" or kind.itemsize > 8:
         raise ValueError(f"its dtype is {str(dtype)[:80]}")
     if math.prod(shape) * kind.itemsize > _MOST_BYTES:
         raise ValueError(f"a step of it has more than {_MOST_BYTES:,} bytes")
-    return Feature(key, str(dtype) if is_image else "number", kind, tuple(shape) if kind.kind == "f" else _one(shape))
+    row_shape = tuple(shape) if kind.kind == "f" else _row_shape(shape)
+    return Feature(key, str(dtype) if has_pixels else "number", kind, row_shape)
 
 
 def _roots(keys: Sequence[str], prefix: str, root: str) -> dict[str, str]:
@@ -559,7 +560,7 @@ def _clashes(name: str, others: Iterable[str]) -> bool:
     return any(col.is_under(name, other) or col.is_under(other, name) for other in others)
 
 
-def _one(shape: Sequence[int]) -> tuple[int, ...]:
+def _row_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a row; LeRobot writes ``[1]`` for a single number."""
     return () if tuple(shape) == (1,) else tuple(shape)
 
@@ -593,7 +594,7 @@ def _whole(column: pa.ChunkedArray, name: str, where: str, first: int) -> NDArra
     return out
 
 
-def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
+def _images(array: pa.Array, feature: Feature, place: RowPlace) -> NDArray[np.uint8]:
     """Decode images in Parquet: uint8 ``[rows, height, width, channels]``."""
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
         array = pc.struct_field(array, "bytes")

@@ -406,6 +406,7 @@ class RLlibEpisodes(FileFormat):
     """
 
     name = "rllib-episodes"
+    suffixes = (".parquet",)
     header: Header
     schema: Schema
 
@@ -413,7 +414,7 @@ class RLlibEpisodes(FileFormat):
     def detect(path: AnyPath) -> bool:
         """Return whether a Parquet file is of this format, by its schema."""
         try:
-            return path.suffix == ".parquet" and is_episodes(footers.schema_of(path))
+            return is_episodes(footers.schema_of(path))
         except DataError:
             return False
 

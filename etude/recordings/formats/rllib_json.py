@@ -233,12 +233,11 @@ class RLlibJson(TableRows, FileFormat):
     """A recording of RLlib's JSON lines."""
 
     name = "rllib-json"
+    suffixes = (".json", ".jsonl")
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
         """Return whether a file is of this format, by the start of its first line."""
-        if path.suffix not in (".json", ".jsonl"):
-            return False
         try:
             with path.open("rb") as file:
                 head = file.readline(_HEAD)
@@ -252,11 +251,8 @@ class RLlibJson(TableRows, FileFormat):
         Raises:
             DataError: nothing can be read; the message names the file and the line.
         """
-        origin, make = (
-            cache.SourceFiles(self.files, self.name, _VERSION, sorting.VERSION),
-            partial(_convert, self.files),
-        )
-        made = cache.CachedFiles(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
+        origin = cache.SourceFiles(self.files, self.name, _VERSION, sorting.VERSION)
+        made = cache.CachedFiles(origin, partial(_convert, self.files), in_memory=origin.size < cache.LEAST_BYTES)
         with made.opened(_CONTENTS) as file:
             found = json.loads(file.read())
         header = Header.from_json(found["header"], self.files[0])

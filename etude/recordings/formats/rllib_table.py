@@ -32,8 +32,7 @@ from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, follow, grouped, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.arrow import Place as RowPlace
-from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbers, one_array
+from etude.recordings.formats.arrow import RowPlace, check_nulls, is_bytes, is_text, numbers, one_array
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
@@ -197,12 +196,13 @@ class RLlibTable(FileFormat):
     """
 
     name = "rllib-table"
+    suffixes = (".parquet",)
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
         """Return whether a Parquet file is of this format, by its schema."""
         try:
-            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
+            return is_table(footers.schema_of(path))
         except DataError:
             return False
 
@@ -390,11 +390,9 @@ class RLlibTable(FileFormat):
         terminated, truncated = ends_by(flags, len(t))
         done = terminated | truncated
 
-        kept = (
-            _without_copies(found, track, done, t if self.has_t else None)
-            if unit.may_have_copies
-            else np.arange(len(t))
-        )
+        kept = np.arange(len(t))
+        if unit.may_have_copies:
+            kept = _without_copies(found, track, done, t if self.has_t else None)
         if not has_episodes:  # their order in time, and the step of each
             t = np.zeros(len(t), np.int64)  # each row is a segment
         elif self.has_t:
@@ -428,9 +426,8 @@ class RLlibTable(FileFormat):
         finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
         exp = Experience(steps, offsets, segments, finals)
         if problems is not None:
-            problems += self._notes(
-                unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept)
-            )
+            nexts = _at({name: next_obs[name] for name in obs if has_next}, kept)
+            problems += self._notes(unit, exp, kept, len(done), nexts)
         return exp, kept
 
     def _notes(

@@ -21,7 +21,7 @@ from etude.recordings.formats.table_inputs import Group, read_batch
 Ints = NDArray[np.int64]
 
 VERSION: Final = 5
-"""Version of the sorted files; changing it invalidates cache entries."""
+"""Version of the sorted files. Changing it invalidates cache entries: it must rise if the order of rows changes."""
 BUCKET_BYTES: Final = 32 * 2**20
 """The approximate size of the rows that are sorted at a time."""
 _PENDING_BYTES: Final = 64 * 2**20
@@ -81,7 +81,10 @@ class KeyedRows(NamedTuple):
         return KeyedRows(self.track[keep], self.when[keep], self.table.filter(pa.array(keep)))
 
     def in_order(self) -> "KeyedRows":
-        """Return the rows sorted by track and time; equal rows keep their order."""
+        """Return the rows sorted by track and time; equal rows keep their order.
+
+        Steps that are there twice are found later, by `etude.recordings.faults.clashes`.
+        """
         order = np.lexsort((self.when, self.track))
         return KeyedRows(self.track[order], self.when[order], self.table.combine_chunks().take(pa.array(order)))
 

@@ -25,8 +25,7 @@ from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
 from etude.recordings.formats import inferring, table_index, table_inputs
-from etude.recordings.formats.arrow import Place as RowPlace
-from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
+from etude.recordings.formats.arrow import RowPlace, flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
@@ -727,31 +726,29 @@ class TableRows(Format):
         after = {name: col.moved(name, col.OBS, common.after) for name in obs} if common.after else {}
         needed = [*columns, *after.values(), *([HAS_FINAL] if after and not common.has_next else [])]
         found = _rows(common, start, stop + int(goes_on[-1] and not common.has_next), needed)
-        known = goes_on | common.has_next
         final_obs: Columns = {}
-        at = start + last
-        numbers_after = [found[own][last] for own in after.values() if found[own].dtype.kind == "f"]
-        if common.has_next and numbers_after:  # they may be empty where an episode ended
-            is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
-            known = goes_on | ~is_empty
-        elif after and not common.has_next:
-            known = goes_on | found[HAS_FINAL][last]
-        for name in obs:
-            if common.has_next:
-                final = found[after[name]][last]
+        if common.has_next:
+            rows, ends = start + last, {name: found[own][last] for name, own in after.items()}
+            known = np.ones(len(last), bool)
+            if numbers_after := [v for v in ends.values() if v.dtype.kind == "f"]:  # empty where an episode ended
+                is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
+                known = goes_on | ~is_empty
+            for name, final in ends.items():
                 final[~known] = 0
                 if final.dtype.kind == "f" != found[name].dtype.kind:  # integers that are floats because some are empty
                     gaps = np.isnan(final).reshape(len(last), -1).any(axis=1)
                     if gaps.any():
-                        where = common.words(int(at[gaps.argmax()]))
+                        where = common.words(int(rows[gaps.argmax()]))
                         raise DataError(f"{where}: `{after[name]}` is empty in a part. Fill it, or empty all parts.")
-                final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(at[i])))
-                continue
-            final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
-            final[goes_on] = found[name][last[goes_on] + 1]
-            if after:
-                there = found[HAS_FINAL][last]
-                final[there] = found[after[name]][last[there]]
+                final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(rows[i])))
+        else:  # the observation of the next row, or the final observation that the table has
+            there = found[HAS_FINAL][last] if after else np.zeros(len(last), bool)
+            known = goes_on | there
+            for name in obs:
+                final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
+                final[goes_on] = found[name][last[goes_on] + 1]
+                if after:
+                    final[there] = found[after[name]][last[there]]
         keys = {name: getattr(index, name)[which] for name in ("t_start", "terminated", "truncated")}
         keys |= {name: ids[which] for name, ids in index.ids.items()}
         segments = Segments.of(len(last), **keys, has_final_obs=known)
@@ -891,20 +888,7 @@ def contents_of(
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)
-    ordered = partial(columns.keys, keys)
-    how: dict[str, Any] = {"unit_stride": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
-    chained = common.chained(keys)
-    index = table_index.index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
-    if index is None:
-        needed, tracks = columns.of_table(), partial(table_index.tracks_of, ordered, chained, common.words)
-        made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups, notes = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
-        for note in notes:
-            columns.warn(note)
-        common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
-        ordered = partial(common.columns.keys, keys)
-        index = table_index.index_of(ordered, chained, common.words, is_sorted=True, **how)
-    assert index is not None  # the rows are sorted
+    common, index = _in_order(common, plan, keys, is_sorted=is_sorted, unit_stride=source.preset == ETUDE)
     is_unnamed = index.ids.get(col.AGENT_ID, np.zeros(0)) == None  # noqa: E711 - an array
     if source.preset != ETUDE and is_unnamed.any() and not is_unnamed.all():
         row = common.words(int(index.offsets[is_unnamed.argmax()]))
@@ -935,6 +919,26 @@ def contents_of(
         data = RowsUnit(slice(first, last), index, common)
         units.append(Unit(k, stop - start, group.file, group.first + inside, data))
     return Contents(header, columns.steps, units, files, columns.warnings)
+
+
+def _in_order(
+    common: _Common, plan: ColumnMap, keys: Sequence[str], *, is_sorted: bool, unit_stride: bool
+) -> tuple[_Common, TableIndex]:
+    """Return the rows in order of time, sorted if necessary, and their segments."""
+    columns, chained = common.columns, common.chained(keys)
+    cut = partial(table_index.index_of, unit_stride=unit_stride, most=most_rows(columns.row_bytes))
+    key_columns = partial(columns.keys, keys)
+    index = cut(key_columns, chained, common.words, is_sorted=is_sorted)
+    if index is None:
+        needed, tracks = columns.of_table(), partial(table_index.tracks_of, key_columns, chained, common.words)
+        made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
+        groups, notes = sorted_groups(common.groups, partial(columns.tables, needed), tracks, *made_by)
+        for note in notes:
+            columns.warn(note)
+        common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
+        index = cut(partial(common.columns.keys, keys), chained, common.words, is_sorted=True)
+        assert index is not None  # the rows are sorted
+    return common, index
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.format import MAX_ROWS, cut_long, grouped
-from etude.recordings.formats.arrow import Place, check_nulls, is_text, numbers, one_array, shown, strings
+from etude.recordings.formats.arrow import RowPlace, check_nulls, is_text, numbers, one_array, shown, strings
 from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, FLAGS, KEYS, MONTH_FIRST
 
 Ints = NDArray[np.int64]
@@ -52,7 +52,7 @@ class TableIndex:
     @property
     def has_next(self) -> NDArray[np.bool_]:
         """Whether the next segment is of the same agent in the same episode, bool ``[segments - 1]``."""
-        return _are_alike([names for name, names in self.ids.items() if name != col.MODULE_ID])
+        return _are_alike([ids for name, ids in self.ids.items() if name != col.MODULE_ID])
 
     def is_mostly_gaps(self) -> bool:
         """Whether steps are missing between most rows and the row before them, of the same agent and episode."""
@@ -70,7 +70,7 @@ class TableIndex:
 def index_of(
     groups: Groups,
     chained: NDArray[np.bool_] | None,
-    place: Place,
+    place: RowPlace,
     *,
     unit_stride: bool = False,
     is_sorted: bool = False,
@@ -117,7 +117,7 @@ def index_of(
                 break
         else:
             return cut.index(most)
-        stride = cut.found  # the first rows did not show the stride of ``t``: start again
+        stride = cut.stride_shown  # the first rows did not show the stride of ``t``: start again
 
 
 def renumber_late_agents(index: TableIndex) -> TableIndex:
@@ -149,7 +149,7 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
 
 
 def tracks_of(
-    groups: Groups, chained: NDArray[np.bool_] | None, place: Place, warn: Callable[[str], None]
+    groups: Groups, chained: NDArray[np.bool_] | None, place: RowPlace, warn: Callable[[str], None]
 ) -> Iterator[tuple[Ints, Ints]]:
     """Yield the sort keys of rows that are in any order, int64 ``[rows]`` each, group by group.
 
@@ -220,20 +220,24 @@ class _Cut:
     """
 
     def __init__(self, reader: "_KeyReader", stride: int, *, unit_stride: bool) -> None:
-        self.stride, self.found = max(1, stride), stride
-        """`found` is the stride of ``t`` in the rows added so far; 0 if they show none."""
-        self._reader, self._by_one = reader, unit_stride
+        self.stride, self.stride_shown = max(1, stride), stride
+        """`stride_shown` is the stride of ``t`` in the rows added so far; 0 if they show none."""
+        self._reader, self._unit_stride = reader, unit_stride
         self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
-        self._heads: list[Keys] = []  # keys of the first row of each segment; see `add`
+        self._heads: list[Keys] = []  # of the first row of each segment; the flags are of the row before it
 
     @property
     def is_of_other_stride(self) -> bool:
         """Whether earlier rows were cut wrongly, because the first ones did not show the stride of ``t``."""
-        return self.stride != max(1, self.found)
+        return self.stride != max(1, self.stride_shown)
 
     def is_followed_by(self, keys: Keys) -> bool:
-        """Whether these rows are in order, and come after those added so far."""
+        """Whether these rows are in order, and come after those added so far.
+
+        Rows with equal keys are in order; `etude.recordings.formats.sorting` keeps their order, too. If one changes,
+        the other must, and `etude.recordings.formats.sorting.VERSION` must rise.
+        """
         after = self._with_last(keys)
         risen = np.zeros(max(0, len(after[col.TERMINATED]) - 1), bool)  # is a row after the previous one, so far?
         equal = ~risen
@@ -252,40 +256,40 @@ class _Cut:
         num, is_first = len(keys[col.TERMINATED]), self._last is None
         if is_first:
             self._last = _taken(keys, slice(0, 1))
-        both = self._with_last(keys)
-        same = _are_alike(_tracks(both))
-        same[0] &= not is_first
-        head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1 if the track began in earlier rows
-        t, bases = self._steps(keys, both, same, head)
-        breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both[col.TERMINATED] | both[col.TRUNCATED])[:-1]
-        if col.MODULE_ID in both:
-            breaks |= ~_are_alike([both[col.MODULE_ID]])
+        with_last = self._with_last(keys)  # its row i comes before row i of `keys`
+        is_same_track = _are_alike(_tracks(with_last))
+        is_same_track[0] &= not is_first
+        t, bases = self._steps(keys, with_last, is_same_track)
+        flags_before = {name: with_last[name][:-1] for name in (col.TERMINATED, col.TRUNCATED)}
+        breaks = ~is_same_track | (np.diff(t, prepend=self._t) != 1) | np.logical_or(*flags_before.values())
+        if col.MODULE_ID in keys:
+            breaks |= ~_are_alike([with_last[col.MODULE_ID]])
         breaks[0] |= is_first
         starts = np.flatnonzero(breaks)
-        before = _taken({name: both[name] for name in (col.TERMINATED, col.TRUNCATED)}, starts)
-        ids = _taken({name: keys[name] for name in KEYS if name in keys}, starts)
-        # The first ``t`` of each segment's track is its base, if ``t`` counts steps; the flags are of the row before.
-        self._heads.append({"start": starts + self._num, "t": t[starts], "base": bases[starts], **before, **ids})
+        of_starts = {"t": t, "base": bases, **flags_before, **{name: keys[name] for name in KEYS if name in keys}}
+        self._heads.append({"start": starts + self._num, **_taken(of_starts, starts)})
         self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
-    def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> tuple[Ints, Ints]:
+    def _steps(self, keys: Keys, with_last: Keys, is_same_track: NDArray[np.bool_]) -> tuple[Ints, Ints]:
         """The step of each row, and its base.
 
         If ``t`` counts steps by a stride, the base is the first ``t`` of the track. Otherwise, the steps are ``t``
         itself (``unit_stride``) or are counted from the first row of the track, and the base equals the step.
         """
-        before, t = head < 0, keys.get(col.T_INDEX)
+        t, num = keys.get(col.T_INDEX), len(is_same_track)
+        track_start = np.maximum.accumulate(np.where(is_same_track, -1, np.arange(num)))  # -1 if before these rows
+        began_before = track_start < 0
         if t is None or self._reader.is_clock:
-            counted = np.cumsum(np.ones(len(same), bool) if t is None else np.diff(both[col.T_INDEX]) != 0)
-            steps = np.where(before, self._t + counted, counted - counted[head])
+            counted = np.cumsum(np.ones(num, bool) if t is None else np.diff(with_last[col.T_INDEX]) != 0)
+            steps = np.where(began_before, self._t + counted, counted - counted[track_start])
             return steps, steps
-        if self._by_one:
+        if self._unit_stride:
             return t, t
-        rises = np.diff(both[col.T_INDEX])[same]
-        self.found = int(np.gcd.reduce(rises, initial=self.found))
+        rises = np.diff(with_last[col.T_INDEX])[is_same_track]
+        self.stride_shown = int(np.gcd.reduce(rises, initial=self.stride_shown))
         if not self._num:
-            self.stride = max(1, self.found)
-        first = np.where(before, self._first, t[head])
+            self.stride = max(1, self.stride_shown)
+        first = np.where(began_before, self._first, t[track_start])
         self._first = int(first[-1])
         return t if self.stride == 1 else (t - first) // self.stride + first // self.stride, first
 
@@ -302,7 +306,7 @@ class _Cut:
         }
         t, bases = heads["t"], heads["base"]
         least = int(bases.min())
-        first = least if 1 <= least <= self.stride and not self._by_one else 0
+        first = least if 1 <= least <= self.stride and not self._unit_stride else 0
         # Agents that act in turns begin at ``first``, the number after it and so on.
         t += (bases - first) // self.stride - bases // self.stride
         return TableIndex(
@@ -321,7 +325,7 @@ class _Cut:
 class _KeyReader:
     """Reads the keys of groups of rows, one after another; equal names have equal codes in all groups."""
 
-    def __init__(self, chained: NDArray[np.bool_] | None, place: Place) -> None:
+    def __init__(self, chained: NDArray[np.bool_] | None, place: RowPlace) -> None:
         self._chained, self._place = chained, place
         self._known: dict[str, dict[str | None, int]] = {}
         self._rows = 0
@@ -357,12 +361,12 @@ class _KeyReader:
             return codes.astype(str).astype(object)
         return np.array([*self._known[name], None], object)[codes]
 
-    def _coded(self, column: pa.ChunkedArray, name: str, place: Place) -> Ints:
+    def _coded(self, column: pa.ChunkedArray, name: str, place: RowPlace) -> Ints:
         codes, words = key_codes(column, name, place)
         known = self._known.setdefault(name, {})
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
 
-    def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any], place: Place) -> Ints:
+    def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any], place: RowPlace) -> Ints:
         """The number of each row's episode, if the table has no episode ids.
 
         A new episode begins after a flag, and where a counting ``t`` or a time of day does not increase. Without ``t``,
@@ -447,7 +451,7 @@ def date_order(arrays: Iterable[pa.Array]) -> str | None:
     return None
 
 
-def times(array: pa.Array, place: Place, name: str, order: str | None) -> pa.Array:
+def times(array: pa.Array, place: RowPlace, name: str, order: str | None) -> pa.Array:
     """Convert texts to timestamps in microseconds; finer fractions are cut off.
 
     The texts are in ISO 8601, also with slashes in the date, with a time zone in all rows or in none; or they are dates
@@ -517,7 +521,7 @@ def are_times(arrays: Iterable[pa.Array]) -> bool:
     return bool(UNIX_FROM <= least < math.inf)
 
 
-def number_times(array: pa.Array, place: Place) -> pa.Array:
+def number_times(array: pa.Array, place: RowPlace) -> pa.Array:
     """Convert times that are numbers to timestamps with the same order. Their unit is unknown, so these are no dates.
 
     Raises:
@@ -580,7 +584,7 @@ _BITS: Final = {16: 11, 32: 24, 64: 53}
 
 
 def ends_of(
-    keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
+    keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: RowPlace
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return ``(terminated, truncated)`` from the columns of flags, bool ``[num_rows]`` each; see `ends_by`.
 
@@ -604,7 +608,7 @@ def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDAr
     return terminated | rest, truncated
 
 
-def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
+def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: RowPlace) -> NDArray[np.bool_]:
     """Convert a flag to bool ``[rows]``: from booleans, the numbers 0 and 1, or texts such as yes and no.
 
     Raises:
@@ -628,7 +632,7 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
 
 
-def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
+def steps_or_times(column: pa.ChunkedArray, place: RowPlace) -> Ints:
     """Convert ``t`` to int64 ``[rows]``: indices of steps from 0, or times as numbers.
 
     Raises:
@@ -650,7 +654,7 @@ def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
     return values.astype(np.int64)
 
 
-def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
+def key_codes(column: pa.ChunkedArray, name: str, place: RowPlace) -> tuple[Ints, NDArray[np.object_]]:
     """Convert a key to codes ``[rows]``, in order of first appearance, and the text of each code.
 
     Raises:

@@ -250,6 +250,17 @@ def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
         Recording.open([tmp_path / "a.hdf5"], on_bad=None)
 
 
+@pytest.mark.parametrize("name", ["observations", "next_observations"])
+def test_an_array_in_another_file_is_refused_as_such(tmp_path: Path, name: str) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for own, values in some(20).items():
+            if own != name:
+                file[own] = values
+        file[name] = h5py.ExternalLink("other.hdf5", f"/{name}")
+    with pytest.raises(DataError, match=rf"`{name}` .*link"):
+        Recording.open([tmp_path / "a.hdf5"], on_bad=None)
+
+
 def test_nan_is_found_where_it_is(tmp_path: Path) -> None:
     arrays = some(20)
     arrays["actions"][13, 1] = np.nan
