@@ -356,7 +356,7 @@ class CopiesArena:
         self._take(np.array([fault.env for fault in faults], np.int64), any_reset=True)
         ending: EtudeError | None = None
         for fault in faults:
-            self._break(fault.env, fault.status, not fault.status & BEGUN)
+            self._break(fault.env, fault.status, was_step=not fault.status & BEGUN)
             if ending is None:  # the first error that ends the run is raised; all of these envs must be made again
                 ending = self._failures.record_env_failure(fault)
         if ending is not None:

@@ -636,10 +636,8 @@ class _Restore:
             case "view":
                 return self._view(node, path)
             case "kept":
-                if not isinstance(current, np.ndarray) or (current.dtype.str, list(current.shape)) != (
-                    stored,
-                    node["shape"],
-                ):
+                own_form = (current.dtype.str, list(current.shape)) if isinstance(current, np.ndarray) else None
+                if own_form != (stored, node["shape"]):
                     raise CannotRestoreError(f"{path} was a view of a simulator's memory, but a new env has none there")
                 return current
             case "simulator":
@@ -772,6 +770,7 @@ class _Restore:
         match kind:
             case "tuple" | "set" | "frozenset":
                 items = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
+                # A set that is made anew may have another order than the new env's own set, or a copy of that.
                 if kind != "tuple" and type(current) is type(items) and list(current) == made:
                     items = current.copy() if list(current.copy()) == made else current
                 if list(items) != made and all(map(_is_ordered_by_value, made)):
