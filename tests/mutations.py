@@ -72,8 +72,8 @@ MUTATIONS = (
     Mutation(
         "shifted_reward",
         "runners/rollout.py",
-        "answers if name == col.REWARD else rows",
-        "rows",
+        "answers if name == col.REWARD else seen",
+        "seen",
         RUNNER,
     ),
     Mutation(
@@ -88,8 +88,8 @@ MUTATIONS = (
     Mutation(
         "last_observation_of_the_next_episode",
         "runners/rollout.py",
-        "order[at + 1], order[ends]",
-        "order[at + 1], order[np.minimum(ends + 1, len(order) - 1)]",
+        "rows.order[ends]",
+        "rows.order[np.minimum(ends + 1, len(rows.order) - 1)]",
         RUNNER,
     ),
     Mutation(
@@ -102,8 +102,8 @@ MUTATIONS = (
     Mutation(
         "lookback_of_the_episode_before",
         "runners/rollout.py",
-        "begins - np.maximum(oldest, begun)[begins]",
-        "begins - oldest[begins]",
+        "np.maximum(rows.start[places], ",
+        "np.maximum(np.searchsorted(rows.slot, rows.slot[places]), ",
         "runners connectors",
     ),
     Mutation(

@@ -33,7 +33,7 @@ import numpy as np
 from etude import spawning
 from etude.envs import workers as worker_settings
 from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike, same_object
-from etude.envs.worker import MAX_SLEEP, EnvWorker, Spin, WakeEvent, wait_for, work
+from etude.envs.worker import MAX_SLEEP, EnvWorker, Spin, WakeEvent, envs_of, wait_for, work
 from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
 
@@ -98,8 +98,7 @@ class ThreadBackend(_Backend):
         self._threads = [self._new_thread(i) for i in self._numbers]
 
     def _new_worker(self, number: int) -> EnvWorker:
-        envs = range(number * self._envs_per_worker, (number + 1) * self._envs_per_worker)
-        worker = EnvWorker(self._make, self._name, envs, self._settings)
+        worker = EnvWorker(self._make, self._name, envs_of(number, self._envs_per_worker), self._settings)
         worker.infos, worker.end_infos = self._worker_infos
         return worker
 
@@ -588,7 +587,7 @@ def _run_worker(
         if isinstance(make, str):
             to_server.send(EnvError(make))
             return
-        worker = EnvWorker(make, job.name, range(number * per, (number + 1) * per), job.workers)
+        worker = EnvWorker(make, job.name, envs_of(number, per), job.workers)
         stack.enter_context(contextlib.suppress(BaseException))  # errors in closing don't matter any more
         stack.callback(worker.close)
         if layout is None:

@@ -217,8 +217,8 @@ class CopiesArena:
         """Wait for ``batch`` envs that have done their orders; return them, their statuses, and all status bits."""
         raise NotImplementedError
 
-    def _take(self, envs: Ints, bits: int) -> None:
-        """Note that the results of ``envs`` were taken; ``bits`` are all their status bits together."""
+    def _take(self, envs: Ints, *, any_reset: bool) -> None:
+        """Note that the results of ``envs`` were taken; ``any_reset``: some of them may have been reset or made."""
 
     def _failure(self, env: int) -> EtudeError:
         """The error with which ``env`` failed."""
@@ -236,10 +236,10 @@ class CopiesArena:
             raise closed()
         self._error = _not_reset()
         while self._is_pending():
-            envs, status, _ = self._ready(self.num_envs)
+            envs, status, bits = self._ready(self.num_envs)
             has_failed = (status & FAILED) != 0
             self._fail(self._errors_of(envs[has_failed]))
-            self._count(envs[~has_failed], status[~has_failed])
+            self._count(envs[~has_failed], status[~has_failed], bits)
         self._turns, self._open, self._early_turns, self._cut = [], [], [], []
         self._failures.reset_counts()
         # With a seed, episodes are counted from 0 again; otherwise the count continues.
@@ -334,15 +334,13 @@ class CopiesArena:
             self._begin(np.array(broken), np.array([self._seeds.next_seed(env) for env in broken]))
             self._broken.clear()
 
-    def _count(self, envs: Ints, status: Ints, bits: int = BEGUN) -> None:
-        """Count the steps of ``envs``; ``bits`` are all their status bits together."""
-        self._take(envs, bits)
+    def _count(self, envs: Ints, status: Ints, bits: int) -> None:
+        """Take the results of ``envs``, and count their steps; ``bits`` are all their status bits together."""
+        self._take(envs, any_reset=bool(bits & BEGUN))
         if bits & BEGUN:
             self._steps[envs] += (status & BEGUN) == 0
-        elif len(envs) < self.num_envs:
-            self._steps[envs] += 1
         else:
-            self._steps += 1
+            count_up(self._steps, envs)
 
     def _errors_of(self, envs: Ints) -> list[EnvFault]:
         faults = []
@@ -355,28 +353,29 @@ class CopiesArena:
 
     def _fail(self, faults: Sequence[EnvFault]) -> None:
         """Mark envs that failed or returned invalid values to be made again; or raise the error that ends the run."""
-        self._take(np.array([fault.env for fault in faults], np.int64), BEGUN)
+        self._take(np.array([fault.env for fault in faults], np.int64), any_reset=True)
         ending: EtudeError | None = None
         for fault in faults:
-            self._break(fault.env, fault.status)
+            self._break(fault.env, fault.status, was_step=not fault.status & BEGUN)
             if ending is None:  # the first error that ends the run is raised; all of these envs must be made again
                 ending = self._failures.record_env_failure(fault)
         if ending is not None:
             raise ending
 
-    def _break(self, env: int, bits: int) -> None:
+    def _break(self, env: int, bits: int, was_step: bool) -> None:
         """Mark ``env`` to be made again. Rows of agents that had ended before the failure are kept.
 
         Args:
             env: The env.
             bits: Its status bits, without those of bad rows.
+            was_step: Whether it failed in a step, which is lost if no agent had ended.
         """
         builder = self._turn_builder
         is_cut = builder.running[env].any() and not bits & OVER
         if bits & ENDED:
             self._early_turns += builder.ended(np.array([env]), np.array([bits]), bits)
             self._steps[env] += 1
-        elif not bits & BEGUN:
+        elif was_step:
             self._failures.lost_steps += 1
         if is_cut:
             builder.running[env] = False
@@ -384,6 +383,14 @@ class CopiesArena:
             self._faulty += 1
             self._buffers.shown.episode[env] += 1
         self._broken.add(env)
+
+
+def count_up(counts: Ints, envs: Ints) -> None:
+    """Add 1 to the counts of ``envs``."""
+    if len(envs) == len(counts):
+        counts += 1  # much faster than with an index
+    else:
+        counts[envs] += 1
 
 
 def _not_reset() -> EnvError:

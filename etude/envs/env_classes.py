@@ -21,13 +21,13 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-_CHANGING: Final = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
-_CACHE: Final = type(functools.cache(len))
-_PLAIN: Final = frozenset((int, float, complex, str, bool, bytes, type(None), range, slice))
+DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
+SEQUENCES: Final = (list, tuple, set, frozenset, deque)
+_TABLES: Final = frozenset((*DICTS, *SEQUENCES, bytearray))
+_CHANGING: Final = (_TABLES - {tuple, frozenset}) | {np.ndarray}
 _NUMBERS: Final = frozenset((int, float, complex, bool, type(None)))
-_DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
-_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
-_TABLES: Final = frozenset((*_DICTS, *_SEQUENCES, bytearray))
+_PLAIN: Final = _NUMBERS | {str, bytes, range, slice}
+_CACHE: Final = type(functools.cache(len))
 _MOST_VALUES: Final = 200_000
 _MOST_BYTES: Final = 2**28
 
@@ -76,8 +76,8 @@ def _is_data(value: Any) -> bool:
     kind = type(value)
     if kind is np.ndarray:
         return not value.dtype.hasobject
-    if kind in _DICTS or kind in _SEQUENCES:
-        return all(map(_is_data, value.values() if kind in _DICTS else value))
+    if kind in DICTS or kind in SEQUENCES:
+        return all(map(_is_data, value.values() if kind in DICTS else value))
     return is_constant(value) or kind is bytearray
 
 
@@ -219,7 +219,7 @@ class Classes:
     def _inside(self, value: Any) -> Iterable[tuple[Any, Any]]:
         """The parts of a container, function or cache, or of a module, class or object of these files, each with its
         key; the key is None if it may be another one in another process."""
-        if isinstance(value, _DICTS):
+        if isinstance(value, DICTS):
             return list(value.items())  # a copy, as a module that imports something changes meanwhile
         if isinstance(value, set | frozenset):
             return [(None, part) for part in value]
@@ -325,9 +325,9 @@ def _checksum_of(value: Any, budget: list[int]) -> int:
         content = zlib.crc32(marshal.dumps(value, 2))
     elif kind is np.ndarray and not value.dtype.hasobject:
         content = value.dtype.str, value.shape, zlib.crc32(value.tobytes())
-    elif kind in _DICTS:
+    elif kind in DICTS:
         content = sorted(tuple(_checksum_of(part, budget) for part in item) for item in value.items())
-    elif kind in _SEQUENCES:
+    elif kind in SEQUENCES:
         content = [_checksum_of(part, budget) for part in value]
         content = sorted(content) if kind in (set, frozenset) else content
     else:

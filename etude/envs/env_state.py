@@ -24,7 +24,7 @@ import sys
 import types
 import weakref
 import zlib
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare, is_constant, memory_of
+from etude.envs.env_classes import DICTS, SEQUENCES, Classes, checksums_of, class_name, is_bare, is_constant, memory_of
 from etude.envs.simulators import arrays_of, simulator
 from etude.errors import described
 
@@ -44,8 +44,6 @@ _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _HANDLED = ("pybullet",)
 """Modules of simulators that keep the state themselves: their objects hold only a number."""
 _KEYS = frozenset((type(None), bool, int, float, str, bytes))
-_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
 _STATELESS = tuple(
     f"{module}."
     for module in (  # noqa: SIM905
@@ -158,17 +156,17 @@ def _is_programs(function: Any) -> bool:
 
 def _may_change(function: Any) -> bool:
     """Whether a function refers to anything but constants, values without state, and functions of the same kind."""
-    met: list[Any] = []
+    met: set[types.FunctionType] = set()
     rest = [function]
     while rest:
         value = rest.pop()
         is_fixed = is_constant(value) or isinstance(value, enum.Enum) or type(value) is object
         if isinstance(value, types.FunctionType):
-            if all(value is not one for one in met):
-                met.append(value)
+            if value not in met:
+                met.add(value)
                 parts = _parts_of(value)
-                named = [parts.pop(name, {}) for name in ("__dict__", "__kwdefaults__")]
-                rest += [*parts.pop("__defaults__", ()), *parts.values(), *named[0].values(), *named[1].values()]
+                attributes, by_name = parts.pop("__dict__", {}), parts.pop("__kwdefaults__", {})
+                rest += [*parts.pop("__defaults__", ()), *parts.values(), *attributes.values(), *by_name.values()]
         elif not is_fixed and _static(value) is None:
             return True
     return False
@@ -343,16 +341,15 @@ class _Capture:
         if kind in (range, slice):
             bounds = (value.start, value.stop, value.step)
             return {kind.__name__: [self.node(bound, path, plain=True) for bound in bounds]}
-        if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(value, "_fields") and not plain):
+        if kind in SEQUENCES or (isinstance(value, tuple) and hasattr(value, "_fields") and not plain):
             items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
-            return {_SEQUENCES[kind]: items} if kind in _SEQUENCES else {"named": items, "class": class_name(kind)}
-        if kind is deque:
-            items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
-            return {"deque": items, "maxlen": value.maxlen}
+            if kind not in SEQUENCES:
+                return {"named": items, "class": class_name(kind)}
+            return {kind.__name__: items} | ({"maxlen": value.maxlen} if kind is deque else {})
         if kind is np.ndarray and value.dtype.kind == "O":
             items = [self.node(item, f"{path}.flat[{i}]", plain=plain) for i, item in enumerate(value.flat)]
             return {"objects": items, "shape": list(value.shape)}
-        if kind in _DICTS and not (plain and kind is defaultdict):
+        if kind in DICTS and not (plain and kind is defaultdict):
             return {"dict": self._items(value, path, plain), "class": class_name(kind)}
         if plain and not dataclasses.is_dataclass(value):
             raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, not plain data")
@@ -389,12 +386,9 @@ class _Capture:
             # Views of its memory are correct as soon as its state is restored.
             self._simulated += [np.lib.array_utils.byte_bounds(array) for array in arrays_of(value).values()]
             return {"simulator": state, "class": class_name(kind)}
-        if elsewhere := _elsewhere(kind):
-            raise CannotCaptureError(
-                f"{_short(path)} is a {class_name(kind).lstrip(':')}, whose state is in {elsewhere}"
-            )
-        if not is_bare(kind):
-            raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, not plain data")
+        if (elsewhere := _elsewhere(kind)) or not is_bare(kind):
+            why = f"whose state is in {elsewhere}" if elsewhere else "not plain data"
+            raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, {why}")
         parts = vars(value)
         if isinstance(value, gym.Space):  # a space does not change, except for its random generator
             parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
@@ -408,23 +402,16 @@ class _Capture:
         inside = vars(wrapper).get("env")
         if not _is_env(inside):
             return None
-        mark = self._mark()
+        depth, arrays, simulated, met = self._depth, len(self._arrays), len(self._simulated), len(self._met)
         try:
             return self.node(inside, f"{path}.env")
         except Exception:  # noqa: BLE001  see `capture_env`
-            self._return_to(mark)
+            self._depth = depth  # forget the parts that were captured
+            del self._arrays[arrays:], self._simulated[simulated:], self._met[met:]
+            for numbers in (self._numbers, self._sources):
+                for key in [key for key, number in numbers.items() if number >= met]:
+                    del numbers[key]
             return None
-
-    def _mark(self) -> tuple[int, int, int, int]:
-        return self._depth, len(self._arrays), len(self._simulated), len(self._met)
-
-    def _return_to(self, mark: tuple[int, int, int, int]) -> None:
-        """Forget all that was captured since a `_mark`."""
-        self._depth, arrays, simulated, met = mark
-        del self._arrays[arrays:], self._simulated[simulated:], self._met[met:]
-        for numbers in (self._numbers, self._sources):
-            for key in [key for key, number in numbers.items() if number >= met]:
-                del numbers[key]
 
     def place(self, program: Classes) -> None:
         """Name global objects, and fill the nodes of arrays, now that it is known which of them share memory."""
@@ -488,12 +475,11 @@ def _place_together(group: list[tuple[Node, NDArray[Any]]]) -> None:
     origin = memory_of(group[0][1]).ctypes.data
     begin = min(first for first, _ in bounds)
     begin -= (begin - origin) % _ALIGNED
-    memory = ctypes.string_at(begin, max(end for _, end in bounds) - begin)
+    holder, size = group[0][0], max(end for _, end in bounds) - begin
     for node, array in group:
-        node["view"] = node["id"] if node is group[0][0] else group[0][0]["id"]
-        node |= {"dtype": array.dtype.str, "shape": list(array.shape), "strides": list(array.strides)}
-        node["offset"] = array.ctypes.data - begin
-    group[0][0]["memory"] = np.frombuffer(memory, np.uint8)
+        node |= {"view": holder["id"], "dtype": array.dtype.str, "shape": list(array.shape)}
+        node |= {"strides": list(array.strides), "offset": array.ctypes.data - begin}
+    holder["memory"] = np.frombuffer(ctypes.string_at(begin, size), np.uint8)
 
 
 def _is_ordered_by_value(item: Any) -> bool:
@@ -547,6 +533,7 @@ class _Restore:
         self._simulators: list[tuple[Any, dict[str, Any], str]] = []
 
     def value(self, current: Any, node: Node, path: str) -> Any:
+        """The value of a node; ``current`` is what a new env has in its place, and may be filled."""
         if "value" in node:
             return node["value"]
         if "ref" in node:
@@ -573,12 +560,13 @@ class _Restore:
 
     def _of_program(self, current: Any, node: Node, path: str) -> Any:
         """The global object of a node, if it is unchanged."""
-        for part in reversed(list(_nodes_in(node))):  # others may refer to its parts
+        for part in reversed(list(_nodes_in(node))):  # its parts, to which others may refer, and last the node itself
             found = self._program.get(part["shared"])
             found = _placed(found, part) if "array" in part else found
-            self._made |= {} if found is None else {part["id"]: found}
-            if found is not None and "object" in part:
-                self._check_variables(type(found), part, path)
+            if found is not None:
+                self._made[part["id"]] = found
+                if "object" in part:
+                    self._check_variables(type(found), part, path)
         if node["shared"] == node.get("code"):  # a function of a package in which no names are looked for
             found = self._made[node["id"]] = current
         if found is None or not _is_like(found, node, self._classes):
@@ -587,8 +575,8 @@ class _Restore:
             )
         return found
 
-    def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
-        if class_name(type(current)) != node["class"] or not isinstance(current, kind):
+    def _check_class(self, current: Any, node: Node, path: str) -> None:
+        if class_name(type(current)) != node["class"]:
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none there")
 
     def _kind_of(self, current: Any, node: Node, path: str, above: type) -> Any:
@@ -614,9 +602,10 @@ class _Restore:
     def _check_variables(self, kind: type, node: Node, path: str) -> None:
         """Check that a class's variables, which all its objects share, are unchanged."""
         stored = self._checksums.pop(node["class"], None)
-        own = {} if stored is None else checksums_of(kind)
-        changed = [] if stored is None else [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
-        if changed:
+        if stored is None:
+            return
+        own = checksums_of(kind)
+        if changed := [name for name in own | stored if own.get(name) != stored.get(name)]:
             raise CannotRestoreError(
                 f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
                 f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
@@ -647,10 +636,8 @@ class _Restore:
             case "view":
                 return self._view(node, path)
             case "kept":
-                if not isinstance(current, np.ndarray) or (current.dtype.str, list(current.shape)) != (
-                    stored,
-                    node["shape"],
-                ):
+                own_form = (current.dtype.str, list(current.shape)) if isinstance(current, np.ndarray) else None
+                if own_form != (stored, node["shape"]):
                     raise CannotRestoreError(f"{path} was a view of a simulator's memory, but a new env has none there")
                 return current
             case "simulator":
@@ -758,14 +745,10 @@ class _Restore:
 
     def _dict(self, current: Any, node: Node, path: str) -> Any:
         old = current if isinstance(current, dict) else {}
-        made: dict[Any, Any] = {}
-        if node["class"] == class_name(OrderedDict):
-            made = OrderedDict()
-        elif node["class"] == class_name(defaultdict):
+        made: dict[Any, Any] = next((kind for kind in DICTS if class_name(kind) == node["class"]), dict)()
+        if isinstance(made, defaultdict):
             self._check_class(current, node, path)
-            made = defaultdict(current.default_factory)
-        elif node["class"] == class_name(Counter):
-            made = Counter()
+            made.default_factory = current.default_factory
         self._made[node["id"]] = made
         for key, item in node["dict"]:
             made[key] = self.value(old.get(key), item, f"{path}[{key!r}]")
@@ -787,6 +770,7 @@ class _Restore:
         match kind:
             case "tuple" | "set" | "frozenset":
                 items = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
+                # A set that is made anew may have another order than the new env's own set, or a copy of that.
                 if kind != "tuple" and type(current) is type(items) and list(current) == made:
                     items = current.copy() if list(current.copy()) == made else current
                 if list(items) != made and all(map(_is_ordered_by_value, made)):

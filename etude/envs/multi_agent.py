@@ -321,9 +321,8 @@ def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
         else:  # in PettingZoo, whose envs have the method, `observation_spaces` warns
             by_agent = getattr(env, name + "s", {})
             if isinstance(of, gym.Space) and not (isinstance(by_agent, Mapping) and agent in by_agent):
-                by_agent = (
-                    of.spaces if isinstance(of, gym.spaces.Dict) and {*of} & {*env.possible_agents} else {agent: of}
-                )
+                parts = of.spaces if isinstance(of, gym.spaces.Dict) else {}
+                by_agent = parts if {*parts} & {*env.possible_agents} else {agent: of}
             space = by_agent[agent]
         found = f"a {type(space).__name__}"
     except (AttributeError, LookupError, NotImplementedError) as error:

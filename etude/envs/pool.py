@@ -12,10 +12,10 @@ from etude.display import short
 from etude.envs import workers as worker_settings
 from etude.envs.arena import Ints
 from etude.envs.backends import ProcessBackend, ThreadBackend
-from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, RESET, STEP
-from etude.envs.copies import ANY, CopiesArena
+from etude.envs.buffers import ASLEEP, GOAL, MAKE, RESET, STEP
+from etude.envs.copies import ANY, CopiesArena, count_up
 from etude.envs.registry import EnvLike, env_maker, env_name, single_env_error
-from etude.envs.worker import MAX_SLEEP, fence
+from etude.envs.worker import MAX_SLEEP, envs_of, fence
 from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
 
@@ -84,10 +84,7 @@ class PoolArena(CopiesArena):
 
     def _step(self, envs: Ints) -> None:
         """Send the orders of ``envs``: a step, unless another one is set."""
-        if len(envs) == self.num_envs:
-            self._shared.asked += 1
-        else:
-            self._shared.asked[envs] += 1
+        count_up(self._shared.asked, envs)
         self._num_asked += len(envs)
         self._cross()
         asleep = self._shared.asleep.data
@@ -100,27 +97,28 @@ class PoolArena(CopiesArena):
         self._num_asked, self._num_taken = int(self._shared.asked.sum()), int(self._taken.sum())
         return self._num_asked > self._num_taken
 
-    def _take(self, envs: Ints, bits: int) -> None:
-        if len(envs) == self.num_envs:
-            self._taken += 1
-        else:
-            self._taken[envs] += 1
+    def _take(self, envs: Ints, *, any_reset: bool) -> None:
+        count_up(self._taken, envs)
         self._num_taken += len(envs)
-        if bits & BEGUN:
+        if any_reset:
             self._shared.order[envs] = STEP
 
-    def _give_up(self, env: int) -> int:
-        """Cancel the order of an env whose worker is dead, and return the env's status, in case it was done."""
+    def _give_up(self, env: int) -> tuple[int, bool]:
+        """Cancel the order of an env whose worker is dead.
+
+        Returns:
+            The env's status bits if it has done the order, or else 0; and whether the order was a step.
+        """
         shared = self._shared
-        if shared.asked[env] == self._taken[env]:
-            return BEGUN
-        status = int(shared.status[env])
+        if shared.asked[env] == self._taken[env]:  # it had no order
+            return 0, False
+        bits, is_step = int(shared.status[env]), bool(shared.order[env] == STEP)
         if shared.done[env] == self._taken[env]:
-            status = 0 if shared.order[env] == STEP else BEGUN
+            bits = 0
             shared.done[env] = shared.asked[env]
             shared.total[env // self._per] += 1
-        self._take(self._all[env : env + 1], BEGUN)
-        return status
+        self._take(self._all[env : env + 1], any_reset=True)
+        return bits, is_step
 
     def _failure(self, env: int) -> EtudeError:
         return self._shared.failure(env)
@@ -200,22 +198,18 @@ class PoolArena(CopiesArena):
         for worker, how in self._backend.deaths():
             if ending is None:
                 ending = self._note_death(worker, how)
-            for env in self._envs_of(worker):
-                self._break(env, self._give_up(env))
+            for env in envs_of(worker, self._per):
+                self._break(env, *self._give_up(env))
             self._backend.restart(worker)
         if ending is not None:
             raise ending
-
-    def _envs_of(self, worker: int) -> range:
-        return range(worker * self._per, (worker + 1) * self._per)
 
     def _note_death(self, worker: int, how: str) -> EtudeError | None:
         """Note a worker's death. None: the worker may restart; otherwise the error that ends the run."""
         env = int(self._shared.current[worker])
         if env < 0:
-            return self._failures.record(
-                list(self._envs_of(worker)), EnvError(f"worker {worker} {how}, between steps.")
-            )
+            error = EnvError(f"worker {worker} {how}, between steps.")
+            return self._failures.record(list(envs_of(worker, self._per)), error)
         doing = ("a step", "a reset", "the making")[self._shared.doing[worker]]
         may_hang_always = worker in self._hung and not self._steps.any()
         self._hung.discard(worker)

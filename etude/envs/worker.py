@@ -376,6 +376,11 @@ class EnvWorker:
         return TAKEN
 
 
+def envs_of(worker: int, per_worker: int) -> range:
+    """The numbers of a worker's envs."""
+    return range(worker * per_worker, (worker + 1) * per_worker)
+
+
 def _formatted(error: BaseException) -> str:
     """Format an error with its traceback, without the leading frames of this package."""
     at = error.__traceback__

@@ -74,6 +74,11 @@ class Actor(Protocol):
         """
 
 
+def not_started() -> ModuleError:
+    """The error for an actor that is to sample before its start."""
+    return ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
+
+
 class SamplingActor:
     """Base class of actors that act in NumPy: random numbers drawn in blocks, and log-probabilities.
 
@@ -99,7 +104,7 @@ class SamplingActor:
             ModuleError: the actor was not started.
         """
         if self._rng is None:
-            raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
+            raise not_started()
         return self._rng
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from etude.columns import ACTION, DIST_INPUTS, OBS_MASK, STATE_OUT, Columns, is_under
 from etude.errors import ModuleError
 from etude.experience.arrays import Array, host_columns
-from etude.modules.acting import Actor, SamplingActor, as_tensor
+from etude.modules.acting import Actor, SamplingActor, as_tensor, not_started
 from etude.modules.distributions import distribution_for
 from etude.modules.module import Module, TorchActor, forward_step
 from etude.modules.network import Network
@@ -92,7 +92,7 @@ class TensorActor:
         if not self._explore:
             return None
         if self._generator is None:
-            raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
+            raise not_started()
         return self._module.dist.noise_tensor(self._generator, rows)
 
     def logp(self, dist_inputs: Array | None, action: Columns) -> Array | None:

@@ -4,7 +4,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,6 +92,29 @@ class Rows:
             if column.dtype == bool:
                 column[len(rows) : self.size] = False
         self.size = len(rows)
+
+
+class _Sorted(NamedTuple):
+    """All rows of a rollout, sorted by slot and then by time: columns ``[n]``. An index of them is called a place."""
+
+    order: Ints
+    """The row's index in `Rows`."""
+    slot: Ints
+    start: Ints
+    """The place of the first row of its episode that is here."""
+    t: Ints
+    """The row's index in its episode."""
+    number: Ints
+    """The number of its episode."""
+    done: Bools
+    """Whether its episode ends with the row."""
+    is_open: Bools
+    """Whether the row is a step with a known result that was not returned yet."""
+
+    def oldest(self, places: Ints) -> Ints:
+        """The first in each slot of ``places``, which are in order."""
+        is_oldest: Bools = np.diff(self.slot[places], prepend=-1) != 0
+        return places[is_oldest]
 
 
 class Rollout:
@@ -249,96 +272,93 @@ class Rollout:
             late: The rows whose results belong to the next collection, by their distance from `pending`.
             tracker: Provides the ids of episodes.
         """
-        rows, n = self.rows, self.rows.size
-        if not n:
+        if not self.rows.size:
             return None
-        columns = rows.columns
-        done = columns[col.TERMINATED][:n] | columns[col.TRUNCATED][:n]
-        acted = self._acted + np.flatnonzero(~done[self._acted : self.pending])
-        self._write_logp(acted if len(acted) < self.pending - self._acted else slice(self._acted, self.pending))
-        slots = columns[SLOT][:n]
-        order = np.argsort(slots.astype(np.uint16) if len(self._nowhere) < 1 << 16 else slots, kind="stable")
-        slot, first, ended, at = slots[order], columns[_FIRST][order], done[order], np.arange(n)
-        begins_slot = np.ones(n, bool)
-        np.not_equal(slot[1:], slot[:-1], out=begins_slot[1:])
-        oldest = np.maximum.accumulate(np.where(begins_slot, at, 0))  # first row of the row's slot
-        begun = np.maximum.accumulate(np.where(first, at, -1))  # first row of the row's episode, if it is here
-        is_here = begun >= oldest
-        t = np.where(is_here, at - begun, self._t[slot] + at - oldest)
-        number = self._number[slot]
-        if is_here.any():
-            number = np.where(is_here, columns[_EPISODE][order[begun]], number)
-        is_step = np.zeros(n, bool)
-        is_step[:-1] = ~(begins_slot[1:] | first[1:] | ended[:-1])
-        open_ = is_step & ~columns[_GIVEN][order]
-        given_out = open_.copy()
-        if late:
-            is_late = np.zeros(n, bool)
-            is_late[self.pending + np.concatenate(late)] = True
-            given_out[:-1] &= ~is_late[order[1:]]
-        begins = np.flatnonzero(given_out & ~np.append(False, given_out[:-1]))
-        ends = np.flatnonzero(given_out & ~np.append(given_out[1:], False)) + 1
-        if limit.by_episode:
-            which = limit.delivers(tracker.env_of[slot[begins]], number[begins])
-            given_out[:] = False
-            begins, ends = begins[which], ends[which]
-            given_out[ranges(begins, ends - begins)] = True
-        exp = None
-        if len(begins):
-            lookback = np.minimum(begins - np.maximum(oldest, begun)[begins], self.connectors.context)
-            where = (begins - lookback, ends)
-            exp = self._experience(order, where, tracker, slot[begins], number[begins], t[begins] - lookback, lookback)
-        # keep the newest rows, steps that were not returned, the ends of their episodes, and their context
-        open_ &= ~given_out
-        keep = open_ | (order >= self.pending) | (np.append(begins_slot[1:], True) & ~ended)
-        keep[1:] |= open_[:-1]
-        context = self.connectors.context
-        if context and keep.any():
-            columns[_GIVEN][order[given_out]] = True
-            kept = np.flatnonzero(keep)
-            kept = kept[np.append(True, slot[kept[1:]] != slot[kept[:-1]])]
-            kept = kept[~(first | ended)[kept]]
-            low = np.maximum(np.maximum(oldest, begun)[kept], kept - context)
-            keep[ranges(low, kept - low)] = True
-        kept = np.flatnonzero(keep)
-        oldest_kept = kept[np.append(True, slot[kept[1:]] != slot[kept[:-1]])] if len(kept) else kept
-        self._t[slot[oldest_kept]], self._number[slot[oldest_kept]] = t[oldest_kept], number[oldest_kept]
-        self.pending -= n - len(kept)
-        self._acted = self.pending
-        rows.keep(np.sort(order[kept]))
+        columns, acted = self.rows.columns, slice(self._acted, self.pending)
+        done = columns[col.TERMINATED][acted] | columns[col.TRUNCATED][acted]
+        self._write_logp(self._acted + np.flatnonzero(~done) if done.any() else acted)
+        rows = self._sorted()
+        begins, ends = self._returned(rows, limit, late, tracker)
+        exp = self._experience(rows, begins, ends, tracker) if len(begins) else None
+        self._keep_needed(rows, ranges(begins, ends - begins))
         return exp
 
-    def _experience(
-        self,
-        order: Ints,
-        where: tuple[Ints, Ints],
-        tracker: EpisodeTracker,
-        slots: Ints,
-        numbers: Ints,
-        t: Ints,
-        lookback: Ints,
-    ) -> Experience:
-        columns, (begins, ends) = self.rows.columns, where
-        at = ranges(begins, ends - begins)
-        rows, answers, last = order[at], order[at + 1], order[ends]
-        steps = {name: arrays.take(columns[name], answers if name == col.REWARD else rows) for name in self.rows.names}
+    def _sorted(self) -> _Sorted:
+        columns, n = self.rows.columns, self.rows.size
+        slots = columns[SLOT][:n]
+        order = np.argsort(slots.astype(np.uint16) if len(self._nowhere) < 1 << 16 else slots, kind="stable")
+        slot, first, place = slots[order], columns[_FIRST][order], np.arange(n)
+        done = (columns[col.TERMINATED][:n] | columns[col.TRUNCATED][:n])[order]
+        is_start = first | (np.diff(slot, prepend=-1) != 0)
+        start = np.maximum.accumulate(np.where(is_start, place, 0))
+        is_whole = first[start]  # of other episodes, the first rows were returned earlier and dropped
+        t, number = place - start + np.where(is_whole, 0, self._t[slot]), self._number[slot]
+        if is_whole.any():
+            number = np.where(is_whole, columns[_EPISODE][order[start]], number)
+        is_open = ~(np.append(is_start[1:], True) | done | columns[_GIVEN][order])
+        return _Sorted(order, slot, start, t, number, done, is_open)
+
+    def _returned(
+        self, rows: _Sorted, limit: Limit, late: Sequence[Ints], tracker: EpisodeTracker
+    ) -> tuple[Ints, Ints]:
+        """The segments to return: the places of their first steps, and of the rows after their last steps."""
+        returned = rows.is_open
+        if late:
+            is_late = np.isin(rows.order[1:], self.pending + np.concatenate(late))
+            returned = returned & ~np.append(is_late, False)
+        edges = np.flatnonzero(np.diff(returned, prepend=False))
+        begins, ends = edges[::2], edges[1::2]  # no segment holds two episodes, as an episode's last row is no step
+        if limit.by_episode:
+            which = limit.delivers(tracker.env_of[rows.slot[begins]], rows.number[begins])
+            begins, ends = begins[which], ends[which]
+        return begins, ends
+
+    def _keep_needed(self, rows: _Sorted, returned: Ints) -> None:
+        """Keep the newest rows, steps that were not returned, the ends of their episodes, and their context."""
+        order, slot, is_open = rows.order, rows.slot, rows.is_open
+        is_open[returned] = False
+        keep = is_open | (order >= self.pending) | ((np.diff(slot, append=-1) != 0) & ~rows.done)
+        keep[1:] |= is_open[:-1]
+        if self.connectors.context:
+            self.rows.columns[_GIVEN][order[returned]] = True
+            oldest = rows.oldest(np.flatnonzero(keep))
+            oldest = oldest[~rows.done[oldest]]
+            context = self._context(rows, oldest)
+            keep[ranges(context, oldest - context)] = True
+        kept = np.flatnonzero(keep)
+        oldest = rows.oldest(kept)
+        self._t[slot[oldest]], self._number[slot[oldest]] = rows.t[oldest], rows.number[oldest]
+        # All dropped rows are before `pending`, where the next collection begins; those kept there have their `logp`.
+        self._acted = self.pending = self.pending - (len(order) - len(kept))
+        self.rows.keep(np.sort(order[kept]))
+
+    def _context(self, rows: _Sorted, places: Ints) -> Ints:
+        """The place of the first row that connectors need for each of ``places``."""
+        return np.maximum(rows.start[places], places - self.connectors.context)
+
+    def _experience(self, rows: _Sorted, begins: Ints, ends: Ints, tracker: EpisodeTracker) -> Experience:
+        columns, starts = self.rows.columns, self._context(rows, begins)
+        places = ranges(starts, ends - starts)
+        seen, answers, last = rows.order[places], rows.order[places + 1], rows.order[ends]
+        steps = {name: arrays.take(columns[name], answers if name == col.REWARD else seen) for name in self.rows.names}
         final_obs = {name: arrays.take(columns[name], last) for name in self.rows.obs_names}
         blind = columns[BLIND][last]
         if blind.any():
             for values in final_obs.values():
                 values[blind] = 0
-        episode_id, agent_id = tracker.ids(slots, numbers)
+        slots = rows.slot[starts]
+        episode_id, agent_id = tracker.ids(slots, rows.number[starts])
         segments = Segments(
             episode_id=episode_id,
             agent_id=agent_id,
             module_id=self._module_ids[slots],
-            t_start=t,
-            lookback=lookback,
+            t_start=rows.t[starts],
+            lookback=begins - starts,
             terminated=columns[col.TERMINATED][last],
             truncated=columns[col.TRUNCATED][last],
             has_final_obs=~blind,
         )
-        exp = Experience(steps, offsets_of(ends - begins), segments, final_obs)
+        exp = Experience(steps, offsets_of(ends - starts), segments, final_obs)
         try:
             check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
         except DataError as error:
