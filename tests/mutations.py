@@ -102,8 +102,8 @@ MUTATIONS = (
     Mutation(
         "lookback_of_the_episode_before",
         "runners/rollout.py",
-        "np.maximum(rows.start[places], ",
-        "np.maximum(np.searchsorted(rows.slot, rows.slot[places]), ",
+        "np.maximum(start, place - ",
+        "np.maximum(np.searchsorted(slot, slot), place - ",
         "runners connectors",
     ),
     Mutation(

@@ -243,11 +243,14 @@ def feed_of(algorithm: Any, name: str, read: Read) -> Feed:
 
 def named_batches(name: str, pipeline: DataPipeline, plan: Plan) -> Iterator[Any]:
     """The batches of one module. If there are several modules, errors name it."""
+    batches = pipeline.batches(plan.start)
+    return batches if plan.prepare.select is None else _named(name, batches)
+
+
+def _named(name: str, batches: Iterator[Any]) -> Iterator[Any]:
     try:
-        yield from pipeline.batches(plan.start)
+        yield from batches
     except DataError as error:
-        if plan.prepare.select is None:
-            raise
         raise DataError(f"module {name!r}: {error}") from error
 
 

@@ -273,7 +273,8 @@ class VectorArena:
         given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
             raise bad_step_error(self.env, given)
-        self._infos(given[4])
+        if given[4].__class__ is not dict:
+            self._infos(given[4])
         obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))

@@ -132,7 +132,7 @@ class SamplingActor:
         if not self.explore:
             return np.zeros(len(dist_inputs), np.float32)
         with torch.inference_mode():
-            actions = {name: as_tensor(column) for name, column in action.items()}
+            actions = dict(zip(action, map(as_tensor, action.values()), strict=True))
             logp: Floats = self._dist.logp(as_tensor(dist_inputs), actions).float().numpy()
             return logp
 

@@ -100,8 +100,6 @@ class _Sorted(NamedTuple):
     order: Ints
     """The row's index in `Rows`."""
     slot: Ints
-    start: Ints
-    """The place of the first row of its episode that is here."""
     t: Ints
     """The row's index in its episode."""
     number: Ints
@@ -110,11 +108,8 @@ class _Sorted(NamedTuple):
     """Whether its episode ends with the row."""
     is_open: Bools
     """Whether the row is a step with a known result that was not returned yet."""
-
-    def oldest(self, places: Ints) -> Ints:
-        """The first in each slot of ``places``, which are in order."""
-        is_oldest: Bools = np.diff(self.slot[places], prepend=-1) != 0
-        return places[is_oldest]
+    context: Ints
+    """The place of the first row that connectors need to compute the observation of the row."""
 
 
 class Rollout:
@@ -278,7 +273,15 @@ class Rollout:
         done = columns[col.TERMINATED][acted] | columns[col.TRUNCATED][acted]
         self._write_logp(self._acted + np.flatnonzero(~done) if done.any() else acted)
         rows = self._sorted()
-        begins, ends = self._returned(rows, limit, late, tracker)
+        returned = rows.is_open
+        if late:
+            is_late = np.isin(rows.order[1:], self.pending + np.concatenate(late))
+            returned = returned & ~np.append(is_late, False)
+        edges = np.flatnonzero(np.diff(returned, prepend=False))
+        begins, ends = edges[::2], edges[1::2]  # no segment holds two episodes, as an episode's last row is no step
+        if limit.by_episode:
+            which = limit.delivers(tracker.env_of[rows.slot[begins]], rows.number[begins])
+            begins, ends = begins[which], ends[which]
         exp = self._experience(rows, begins, ends, tracker) if len(begins) else None
         self._keep_needed(rows, ranges(begins, ends - begins))
         return exp
@@ -290,28 +293,14 @@ class Rollout:
         slot, first, place = slots[order], columns[_FIRST][order], np.arange(n)
         done = (columns[col.TERMINATED][:n] | columns[col.TRUNCATED][:n])[order]
         is_start = first | (np.diff(slot, prepend=-1) != 0)
-        start = np.maximum.accumulate(np.where(is_start, place, 0))
+        start = np.maximum.accumulate(np.where(is_start, place, 0))  # of the row's episode, as far as it is here
         is_whole = first[start]  # of other episodes, the first rows were returned earlier and dropped
         t, number = place - start + np.where(is_whole, 0, self._t[slot]), self._number[slot]
         if is_whole.any():
             number = np.where(is_whole, columns[_EPISODE][order[start]], number)
         is_open = ~(np.append(is_start[1:], True) | done | columns[_GIVEN][order])
-        return _Sorted(order, slot, start, t, number, done, is_open)
-
-    def _returned(
-        self, rows: _Sorted, limit: Limit, late: Sequence[Ints], tracker: EpisodeTracker
-    ) -> tuple[Ints, Ints]:
-        """The segments to return: the places of their first steps, and of the rows after their last steps."""
-        returned = rows.is_open
-        if late:
-            is_late = np.isin(rows.order[1:], self.pending + np.concatenate(late))
-            returned = returned & ~np.append(is_late, False)
-        edges = np.flatnonzero(np.diff(returned, prepend=False))
-        begins, ends = edges[::2], edges[1::2]  # no segment holds two episodes, as an episode's last row is no step
-        if limit.by_episode:
-            which = limit.delivers(tracker.env_of[rows.slot[begins]], rows.number[begins])
-            begins, ends = begins[which], ends[which]
-        return begins, ends
+        context = np.maximum(start, place - self.connectors.context)
+        return _Sorted(order, slot, t, number, done, is_open, context)
 
     def _keep_needed(self, rows: _Sorted, returned: Ints) -> None:
         """Keep the newest rows, steps that were not returned, the ends of their episodes, and their context."""
@@ -321,31 +310,26 @@ class Rollout:
         keep[1:] |= is_open[:-1]
         if self.connectors.context:
             self.rows.columns[_GIVEN][order[returned]] = True
-            oldest = rows.oldest(np.flatnonzero(keep))
-            oldest = oldest[~rows.done[oldest]]
-            context = self._context(rows, oldest)
-            keep[ranges(context, oldest - context)] = True
+            kept = np.flatnonzero(keep)
+            oldest = kept[(np.diff(slot[kept], prepend=-1) != 0) & ~rows.done[kept]]
+            keep[ranges(rows.context[oldest], oldest - rows.context[oldest])] = True
         kept = np.flatnonzero(keep)
-        oldest = rows.oldest(kept)
+        oldest = kept[np.diff(slot[kept], prepend=-1) != 0]  # in each slot
         self._t[slot[oldest]], self._number[slot[oldest]] = rows.t[oldest], rows.number[oldest]
         # All dropped rows are before `pending`, where the next collection begins; those kept there have their `logp`.
         self._acted = self.pending = self.pending - (len(order) - len(kept))
         self.rows.keep(np.sort(order[kept]))
 
-    def _context(self, rows: _Sorted, places: Ints) -> Ints:
-        """The place of the first row that connectors need for each of ``places``."""
-        return np.maximum(rows.start[places], places - self.connectors.context)
-
     def _experience(self, rows: _Sorted, begins: Ints, ends: Ints, tracker: EpisodeTracker) -> Experience:
-        columns, starts = self.rows.columns, self._context(rows, begins)
+        columns, starts = self.rows.columns, rows.context[begins]
         places = ranges(starts, ends - starts)
         seen, answers, last = rows.order[places], rows.order[places + 1], rows.order[ends]
         steps = {name: arrays.take(columns[name], answers if name == col.REWARD else seen) for name in self.rows.names}
-        final_obs = {name: arrays.take(columns[name], last) for name in self.rows.obs_names}
-        blind = columns[BLIND][last]
-        if blind.any():
-            for values in final_obs.values():
-                values[blind] = 0
+        final_obs, blind = {}, columns[BLIND][last]
+        for name in self.rows.obs_names:
+            final_obs[name] = arrays.take(columns[name], last)
+            if blind.any():
+                final_obs[name][blind] = 0
         slots = rows.slot[starts]
         episode_id, agent_id = tracker.ids(slots, rows.number[starts])
         segments = Segments(

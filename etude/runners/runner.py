@@ -345,7 +345,7 @@ class Runner:
                 rollout.connectors.check_offline()
             exp = rollout.cut(limit, late[name], self._tracker)
             if exp is not None:
-                steps = exp.num_steps - int(exp.segments.lookback.sum())
+                steps = int(exp.offsets[-1] - exp.segments.lookback.sum())
                 self.agent_steps += steps
                 self.env_steps += 0 if self._tracker.named else steps
                 given[name] = exp if self._lengths is None else self._lengths.keep(exp, rollout.connectors.context)
