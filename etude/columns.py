@@ -41,7 +41,7 @@ DISCOUNT: Final = "discount"
 LEARNERS: Final = (VALUE, ADVANTAGE, VALUE_TARGET, DISCOUNT)
 """Columns that the learner's connectors compute. Recorded ones come from the module that acted, or another tool."""
 
-SCALARS: Final = (REWARD, TERMINATED, TRUNCATED, DISCOUNT, LOGP, WEIGHT, ADVANTAGE, VALUE_TARGET)
+SCALARS: Final = (REWARD, TERMINATED, TRUNCATED, DISCOUNT, LOGP, WEIGHT, VALUE, ADVANTAGE, VALUE_TARGET)
 """Columns that hold one number for each step, ``[rows]``."""
 
 ACTION_MASK: Final = "action_mask"

@@ -571,7 +571,8 @@ class OnPolicyConfig(ActingConfig):
     """Passes over each iteration's steps, at least 1. Default: measured as for `lr`."""
 
     minibatch_size: IntFrom1 = 256
-    """Steps in a minibatch, at least 1; each makes one gradient step. Default: measured as for `lr`."""
+    """Steps in a minibatch, at least 1; each makes one gradient step. Leave it out where `num_minibatches` is given.
+    Default: measured as for `lr`."""
 
     num_minibatches: IntFrom1 | None = None
     """Minibatches in an epoch, the same number for each module however many steps it has, at least 1. None: as many as

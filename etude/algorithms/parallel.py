@@ -25,13 +25,22 @@ from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.loading import load
 from etude.algorithms.progress import Board, say
 from etude.algorithms.results import Result, Stop, result_from
-from etude.algorithms.run import Log, check_logs, check_no_run, check_run_of, claimed, clear, folder_of, holds_run
-from etude.algorithms.saving import name_of, to_plain
+from etude.algorithms.run import (
+    Log,
+    check_logs,
+    check_no_run,
+    check_run_of,
+    claimed,
+    clear,
+    folder_of,
+    holds_run,
+    is_same_class,
+)
+from etude.algorithms.saving import MADE, REF, UNSAVED, name_of, to_plain
 from etude.checkpoints import MANIFEST, load_meta
 from etude.envs import env_name, kill_workers
 from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals, when_parent_ends
-from etude.metrics.writers import flat_items
 from etude.threads import for_acting, usable_cores
 
 _log = logging.getLogger("etude.algorithms")
@@ -99,15 +108,12 @@ class TrainingJob:
         """The first setting that differs from those of the run in ``out``, in words; None: they are the same."""
         meta = load_meta(self.out)
         were = meta.get("config") if isinstance(meta, Mapping) else None
-        are = {field.name: to_plain(getattr(self.config, field.name)) for field in fields(self.config)}
-        old, new = (
-            dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
-            for whole in (were or {}, are)
-        )
-        names = [name for name, now in new.items() if old.get(name) != now]
-        if not names:
-            return None
-        return f"with `{names[0].replace('/', '.')}` {old.get(names[0])}, but it is {new[names[0]]} now"
+        for field in fields(self.config):
+            if field.name not in _MAY_DIFFER:
+                was, now = (were or {}).get(field.name), to_plain(getattr(self.config, field.name))
+                if difference := _difference(field.name, was, now):
+                    return difference
+        return None
 
     def finished(self) -> Result | None:
         """The last result of the run in ``out``, if it has reached its goal or used up its budget, and was not
@@ -127,6 +133,21 @@ def check_records_nothing(config: AlgorithmConfig) -> None:
             "`record.path`: several runs can't write one recording. Leave it out, and record trained runs afterwards "
             "(etude record)."
         )
+
+
+def _difference(path: str, was: Any, now: Any) -> str | None:
+    """How plain settings differ, in words; None: they do not, or hold code that can't be compared."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        keys = {**was, **now}
+        pairs = [] if UNSAVED in keys else [(str(key), was.get(key), now.get(key)) for key in keys]
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = [(str(i), *pair) for i, pair in enumerate(zip(was, now, strict=True))]
+    elif was == now or (path.endswith((REF, MADE)) and is_same_class(str(was), str(now))):
+        return None
+    else:
+        before, after = (value.get(REF, value) if isinstance(value, Mapping) else value for value in (was, now))
+        return f"with `{path.partition('.$')[0]}` {before}, but it is {after} now"
+    return next(filter(None, (_difference(f"{path}.{key}", *pair) for key, *pair in pairs)), None)
 
 
 class Outcome(NamedTuple):

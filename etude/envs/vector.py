@@ -4,7 +4,7 @@
 import functools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import gymnasium as gym
@@ -64,7 +64,6 @@ evaluated, recorded and filmed. ALE's, for example, stacks, skips and resizes fr
 """
 
 _BOOL: Final = np.dtype(bool)
-_OBJECT: Final = np.dtype(object)
 _log = logging.getLogger("etude.envs")
 _told: set[str] = set()  # ids whose unused vectorised version was mentioned
 
@@ -216,8 +215,7 @@ class VectorArena:
         if self._is_closed:
             raise closed()
         obs, info = self._begin(seed)
-        info = self._infos(info or {})
-        self._reset_infos = info
+        self._reset_infos = info = self._infos(info)
         warn_of_masks(self.env_at(0), self.obs_space, info)
         columns = self._columns(obs)
         if self._unchecked:
@@ -238,14 +236,14 @@ class VectorArena:
         """The infos of a step or a reset.
 
         Raises:
-            EnvError: they are not a dict.
+            EnvError: they are not a mapping.
         """
-        if not isinstance(infos, dict):
+        if not isinstance(infos, Mapping | None):
             raise EnvError(
                 f"the infos of {type(self.env).__name__} are of type {type(infos).__name__}, but must be a dict, {{}} "
                 "if there are none. Leave out a wrapper that changes them, such as DictInfoToList."
             )
-        return infos
+        return dict(infos or {})
 
     def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, Any]:
         """Reset only the copies in ``rows`` (bool ``[num_envs]``): the env's observations and infos."""
@@ -274,7 +272,7 @@ class VectorArena:
         if len(given) != 5:
             raise bad_step_error(self.env, given)
         if given[4].__class__ is not dict:
-            self._infos(given[4])
+            given = *given[:4], self._infos(given[4])
         obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
@@ -341,7 +339,7 @@ class VectorArena:
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
             obs, infos = self._reset_rows(done)
-            self._reset_infos = self._infos(infos or {})
+            self._reset_infos = self._infos(infos)
             columns = self._columns(obs)
             self._check_choices(columns, self._slots)
         if taken is not None:
@@ -352,7 +350,7 @@ class VectorArena:
     def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns] | None:
         """The actions that the env took instead, and their rows, marked in Gymnasium's ``_off_policy_action``."""
         given, there = info[OFF_POLICY_ACTION], info.get(f"_{OFF_POLICY_ACTION}")
-        rows = self._slots if there is None else np.flatnonzero(arrays.host(there))
+        rows = self._slots if there is None else np.flatnonzero(arrays.host(there) if arrays.is_array(there) else there)
         columns: Columns = {}
         for name, path, leaf in self._action_parts if len(rows) else ():
             shown = name.replace(col.ACTION, OFF_POLICY_ACTION, 1)
@@ -367,7 +365,7 @@ class VectorArena:
         return (rows, columns) if columns else None
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
-        if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype is _OBJECT):
+        if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
             for row in rows:
                 check_value(self.obs_space, final[row], f"final_obs of copy {row}")
             parts = [self._flatten(final[row]) for row in rows]
@@ -436,7 +434,7 @@ def _rows_at(values: Any, path: Keys, rows: NDArray[np.int64], num_envs: int) ->
     if np.shape(values)[:1] != (num_envs,):
         raise ValueError(f"there is not one value for each of the {num_envs} copies")
     values = values if arrays.is_array(values) else np.asarray(values)
-    if keys or values.dtype is _OBJECT:
+    if keys or values.dtype == object:
         return np.asarray([part_at(keys, values[row]) for row in rows])
     return arrays.take(values, rows)
 

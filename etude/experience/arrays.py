@@ -240,7 +240,7 @@ def check_scalars(columns: Mapping[str, Array], whose: str) -> None:
         whose: What holds the columns, for the message.
     """
     for name in col.SCALARS:
-        if name in columns and columns[name].ndim != 1:
+        if name in columns and np.ndim(columns[name]) != 1:
             shape = tuple(columns[name].shape[1:])
             how = f", such as {name}[:, 0]" if shape == (1,) else ""
             raise DataError(

@@ -3,11 +3,15 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 import etude
+from etude.algorithms import EvaluationConfig
 from etude.algorithms.comparison import compare
 from etude.algorithms.parallel import TrainingJob, cores_of, seeds_of
 from etude.algorithms.run import claimed
@@ -128,3 +132,60 @@ def test_as_many_at_once_as_the_cores_allow():
     assert cores_of(SMALL) == 1
     assert cores_of(dataclasses.replace(SMALL, num_workers=3, threads=2)) == 5
     assert (seeds_of(None, 3), seeds_of(7, 2), seeds_of(7, 0)) == ([0, 1, 2], [7, 8], [])
+
+
+SCRIPT = """
+import gymnasium as gym
+import sys
+import etude
+
+def make():
+    return gym.make("CartPole-v1")
+
+class Halved(etude.connectors.Connector):
+    def online(self, inputs):
+        return inputs.with_obs({name: 0.5 * column for name, column in inputs.obs.items()})
+
+    def offline(self, exp, module=None):
+        return exp.with_steps(obs=0.5 * exp.steps["obs"])
+
+if __name__ == "__main__":
+    config = etude.PPOConfig(env=make, connectors=(Halved(),), num_envs=1, num_steps=32, epochs=1, seed=3)
+    for resume in (False, True):
+        runs = etude.fit_seeds(config, 1, stop=etude.Stop(env_steps=32), out=sys.argv[1], resume=resume)
+        print([run.error for run in runs], runs[0].result.env_steps)
+"""
+
+
+def test_finished_seeds_of_a_script_with_its_own_env_and_connectors_are_resumed(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == "[None] 32\n[None] 32\n", done.stderr
+
+
+def first_env():
+    return gym.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({}, {"env": first_env}, "`env` CartPole-v1, but it is .*:first_env now"),
+        ({"env": first_env}, {}, "`env` .*:first_env, but it is CartPole-v1 now"),
+        ({"connectors": ("normalize_obs",)}, {}, r"`connectors` \['normalize_obs'\], but it is \[\] now"),
+        ({"overrides": {"main": {"lr": 0.1}}}, {}, "`agents.overrides` .*0.1.*, but it is None now"),
+        ({"evaluation": EvaluationConfig(episodes=3)}, {}, "`evaluation.episodes` 3, but it is .* now"),
+        ({"workers": etude.Workers(num_workers=1)}, {}, None),
+    ],
+)
+def test_settings_of_finished_seeds_are_kept(before, after, said, tmp_path):
+    changed = {"env": "CartPole-v1", "workers": etude.Workers(), **before}
+    etude.PPO(dataclasses.replace(SMALL, **changed)).fit(SHORT, out=tmp_path / "seed-3")
+    config = dataclasses.replace(SMALL, **after)
+    if said is None:
+        assert [run.error for run in etude.fit_seeds(config, 1, stop=SHORT, out=tmp_path, resume=True)] == [None]
+        return
+    with pytest.raises(SettingsError, match=f"seed-3 is finished. It was trained with {said}"):
+        etude.fit_seeds(config, 1, stop=SHORT, out=tmp_path, resume=True)

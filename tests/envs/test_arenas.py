@@ -3,6 +3,7 @@
 
 import asyncio
 import itertools
+import types
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -135,7 +136,7 @@ class Wrong(LendingVectorEnv):
         ({"obs": np.zeros((4, 3), np.float32)}, 0, r"`obs` has shape \(4, 3\), but its space .* has shape \(3, 3\)"),
         ({"obs": np.array([["a"] * 3] * 3)}, 0, "`obs` has dtype <U1, but its space .* has dtype float32"),
         ({"obs": {"x": 0}}, 0, "`obs`"),
-        ({"info": None}, 0, "the infos of Env are of type NoneType, but must be a dict"),
+        ({"info": [{}]}, 0, "the infos of Env are of type list, but must be a dict"),
         ({"info": {"final_obs": None}}, 0, r"info\['final_obs'\], do not fit: `obs` has shape \(\)"),
         ({"info": {"final_obs": np.zeros((3, 1), np.float32)}}, 0, r"info\['final_obs'\].* has shape \(3, 1\)"),
         ({"info": {"final_obs": [None] * 3}}, 0, r"info\['final_obs'\].*`final_obs of copy \d` has shape \(\)"),
@@ -171,6 +172,35 @@ def test_infos_must_stay_a_dict(mode: AutoresetMode) -> None:
     env = gym.wrappers.vector.DictInfoToList(SyncVectorEnv([Numbered] * 2, autoreset_mode=mode))
     with pytest.raises(EnvError, match="the infos of DictInfoToList are of type list.*Leave out a wrapper"):
         VectorArena(env, 2).reset()
+
+
+@pytest.mark.parametrize("form", [lambda infos: None, types.MappingProxyType])
+def test_infos_may_be_none_or_any_mapping(form: Any) -> None:
+    class Other(LendingVectorEnv):
+        def reset(self, **given: Any) -> Any:
+            obs, infos = super().reset(**given)
+            return obs, form(infos)
+
+        def step(self, action: Any) -> Any:
+            *given, infos = super().step(action)
+            return *given, form(infos)
+
+    mode = AutoresetMode.NEXT_STEP
+    assert str(played(VectorArena(Other(3, mode), 3))) == str(played(VectorArena(LendingVectorEnv(3, mode), 3)))
+
+
+def test_final_observations_may_come_from_another_process() -> None:
+    """Their dtype is then another object."""
+
+    class Sent(gym.vector.VectorWrapper):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            *given, infos = super().step(action)
+            if "final_obs" in infos:
+                infos["final_obs"] = infos["final_obs"].astype(np.dtype(object, copy=True))
+            return *given, infos
+
+    env, other = (SyncVectorEnv([Numbered] * 2, autoreset_mode=AutoresetMode.SAME_STEP) for _ in range(2))
+    assert str(played(VectorArena(Sent(env), 2))) == str(played(VectorArena(other, 2)))
 
 
 def test_how_a_vector_env_resets_is_said_by_name_too() -> None:
