@@ -203,8 +203,8 @@ def read_settings_file(
         if not isinstance(stop, Mapping):
             raise SettingsError(f"{owner}.stop is {stop!r}, but must be as in `stop: {{updates: 1000}}`.")
         theirs, ours = ({field.name for field in dataclasses.fields(kind)} for kind in (options, config))
-        for name in (theirs - ours) & found.keys():
-            raise SettingsError(f"`{name}` is not a setting of {owner}, but a flag: --{name.replace('_', '-')}.")
+        if flag := next((name for name in found if name in theirs - ours), None):
+            raise SettingsError(f"`{flag}` is no setting of {owner}, but given by flags alone: see --help-all.")
         found = nested_by_name(config, found, owner)
         written = [flags.convert_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")

@@ -41,15 +41,10 @@ def of_modules(names: Iterable[str], meta: Mapping[str, Any], action_space: Spac
     """
     found, connectors, own = meta.get(col.ENV_ACTION_SPACE), meta.get("connectors"), dict(meta)
     if _is_by_module(found) and isinstance(connectors, Mapping):
-        own[col.ENV_ACTION_SPACE] = {name: found.get(name, space_to_json(action_space)) for name in names}
-        own["connectors"] = {name: connectors[name] for name in names if name in connectors}
+        there = [name for name in names if name in connectors]  # not those that were removed from the run
+        own[col.ENV_ACTION_SPACE] = {name: found.get(name, space_to_json(action_space)) for name in there} or found
+        own["connectors"] = {name: connectors[name] for name in there}
     return own
-
-
-def lacks_modules(meta: Mapping[str, Any]) -> bool:
-    """Whether the env's action space is unknown for some modules of the run, as in metadata of earlier versions."""
-    found, connectors = meta.get(col.ENV_ACTION_SPACE), meta.get("connectors")
-    return _is_by_module(found) and isinstance(connectors, Mapping) and not connectors.keys() <= found.keys()
 
 
 def are_unsure(space: Space, meta: Mapping[str, Any]) -> bool:

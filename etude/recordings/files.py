@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find and open the Parquet files of a recording, and report their faults."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from etude.experience.experience import impossible_times
 from etude.experience.table import KEYS
 from etude.files import AnyPath, arrow_path, relative, visible_files
 from etude.recordings import footers
-from etude.recordings.action_units import lacks_modules, of_modules
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
 from etude.urls import first_line
@@ -264,16 +262,4 @@ def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the recording's header in its footer is not JSON: {error}.") from error
     header = Header.from_json(data, path)
-    file = DataFile(path, metadata, schema, header, data["version"], FileFacts.of(metadata))
-    return _with_all_modules(file, header) if lacks_modules(header.meta) else file
-
-
-def _with_all_modules(file: DataFile, header: Header) -> DataFile:
-    """Complete the header of an earlier version: the file is of one module, or of all, as its first rows show."""
-    names = list(header.meta["connectors"])
-    if col.MODULE_ID in file.schema.names and file.metadata.num_row_groups:
-        with contextlib.suppress(DataError):  # reported when the rows are read
-            acted = pc.unique(file.read_group(0, [col.MODULE_ID], None)[col.MODULE_ID]).to_pylist()
-            names = acted if len(acted) == 1 and acted[0] in names else names
-    meta = of_modules(names, header.meta, header.action_space)
-    return dataclasses.replace(file, header=dataclasses.replace(header, meta=meta))
+    return DataFile(path, metadata, schema, header, data["version"], FileFacts.of(metadata))

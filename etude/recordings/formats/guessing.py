@@ -57,8 +57,8 @@ CALLED: Final[Mapping[str, Sequence[str]]] = {
     name: words.split()
     for name, words in {
         col.EPISODE_ID: "episode_id episode eps_id episode_index ep_id ep trajectory_id trajectory traj_id traj "
-        "trip_id trip session_id session rollout_id rollout run_id run trial_id trial game_id game match_id "
-        "match visit_id stay_id",
+        "trip_id trip session_id session rollout_id rollout run_id run trial_id trial game_id match_id visit_id "
+        "stay_id",
         col.AGENT_ID: "agent_id agent player_id player",
         col.T_INDEX: "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime "
         "date when",

@@ -889,10 +889,11 @@ def contents_of(
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)
     common, index = _in_order(common, plan, keys, is_sorted=is_sorted, unit_stride=source.preset == ETUDE)
-    is_unnamed = index.ids.get(col.AGENT_ID, np.zeros(0)) == None  # noqa: E711 - an array
-    if source.preset != ETUDE and is_unnamed.any() and not is_unnamed.all():
-        row = common.words(int(index.offsets[is_unnamed.argmax()]))
-        raise DataError(f"{row}: column `{col.AGENT_ID}` is empty or NaN. Fill it, or leave these rows out.")
+    for name in (col.AGENT_ID, col.MODULE_ID) if source.preset != ETUDE else ():
+        is_unnamed = index.ids.get(name, np.zeros(0)) == None  # noqa: E711 - an array
+        if is_unnamed.any() and not is_unnamed.all():
+            row = common.words(int(index.offsets[is_unnamed.argmax()]))
+            raise DataError(f"{row}: column `{name}` is empty or NaN. Fill it, or leave these rows out.")
     counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
     if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
         columns.warn(

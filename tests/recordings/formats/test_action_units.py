@@ -17,6 +17,7 @@ from etude.cli.main import main
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, Source, convert, filter_recording, merge_recordings
+from etude.recordings.action_units import of_modules
 from etude.spaces import NamedDiscrete, space_to_json
 
 OBS, INSIDE = Box(-np.inf, np.inf, (3,)), Box(-1, 1, (1,))
@@ -127,20 +128,9 @@ def test_a_module_that_does_not_map_actions_has_its_own_bounds(
         assert "before connectors" not in f"{caplog.text} {notes}"
 
 
-@pytest.mark.parametrize("modules", [("x",), ("y",), ("x", "y")])
-def test_metadata_of_earlier_versions_lists_only_modules_that_map_actions(
-    modules: tuple[str, ...], tmp_path: Path
-) -> None:
-    outside = Box(-5, 5, (1,))
-    meta = {"env_action_space": {"x": space_to_json(outside)}, "connectors": {"x": ["RescaleAction()"], "y": []}}
-    with RecordingWriter(tmp_path / "a", obs_space=OBS, action_space=INSIDE, meta=meta) as writer:
-        for name in modules:
-            writer.write(steps().with_segments(agent_id=[name], module_id=[name]))
-    given: Any = {"modules": modules} if len(modules) > 1 else {}  # one module may have any name
-    clone = etude.BC(etude.BCConfig(data=str(tmp_path / "a"), connectors=RESCALE, seed=0, **given))
-    found = [policy.action_space for policy in clone.policies.values()]
-    assert found == [outside if name == "x" else INSIDE for name in modules]
-    assert Recording.open(tmp_path / "a").header.units.count("Box") == {("x",): 1, ("y",): 0}.get(modules, 2)
+def test_a_module_that_was_removed_from_the_run_changes_no_units() -> None:
+    meta = {"env_action_space": {"x": space_to_json(Box(-5, 5, (1,)))}, "connectors": {"x": ["RescaleAction()"]}}
+    assert of_modules(["x", "removed"], meta, INSIDE) == meta
 
 
 def test_formats_that_can_not_say_the_units_are_named(tmp_path: Path) -> None:

@@ -92,14 +92,14 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         ["obs is all", "have the same `trip`, `tick`, but never of the same `van`: both", "no column says"],
     ),
     "a game of two players in turn": (
-        trips(trip=None, game=[1, 1, 1, 1, 2, 2], player=[0, 1, 0, 1, 0, 1], tick=None, turn=[0, 1, 2, 3, 0, 1]),
-        "obs=speed,load action=command reward=score episode_id=game agent_id=player t=turn propensity=p "
+        trips(trip=None, game_id=[1, 1, 1, 1, 2, 2], player=[0, 1, 0, 1, 0, 1], tick=None, turn=[0, 1, 2, 3, 0, 1]),
+        "obs=speed,load action=command reward=score episode_id=game_id agent_id=player t=turn propensity=p "
         "terminated=last-row",
         ["obs is all that is left", "no column says where episodes end"],
     ),
     "the player of a row is missing": (
-        trips(trip=None, game=[1, 1, 1, 1, 2, 2], player=["a", "b", None, "b", "a", "b"]),
-        "obs=speed,load action=command reward=score episode_id=game agent_id=player t=tick propensity=p "
+        trips(trip=None, game_id=[1, 1, 1, 1, 2, 2], player=["a", "b", None, "b", "a", "b"]),
+        "obs=speed,load action=command reward=score episode_id=game_id agent_id=player t=tick propensity=p "
         "terminated=last-row",
         ["obs is all that is left", "no column says where episodes end", "`player` is empty in 1 row"],
     ),

@@ -693,19 +693,20 @@ def test_empty_rows_are_named(tmp_path: Path) -> None:
         read(table_of(rows))
 
 
+@pytest.mark.parametrize("name", ["agent_id", "module_id"])
 @pytest.mark.parametrize("is_sorted", [True, False])
-def test_a_row_without_its_agent_is_named(is_sorted: bool, tmp_path: Path) -> None:
+def test_a_row_without_its_agent_or_module_is_named(is_sorted: bool, name: str, tmp_path: Path) -> None:
     names = ["a"] * 3 + ["b"] * 4
     rows = [{**row, "trip": "1", "who": name} for row, name in zip(rows_of([3, 4]), names, strict=True)]
     rows[5]["who"] = None
     if not is_sorted:
         rows.reverse()
     pq.write_table(table_of(rows), tmp_path / "a.parquet", row_group_size=1)
-    columns = COLUMNS | {"agent_id": "who"}
-    with pytest.raises(DataError, match=rf"a\.parquet, row {5 if is_sorted else 1}: column `agent_id` is empty"):
+    columns = COLUMNS | {name: "who"}
+    with pytest.raises(DataError, match=rf"a\.parquet, row {5 if is_sorted else 1}: column `{name}` is empty"):
         Recording.open(Source(tmp_path / "a.parquet", columns=columns))
     rows = [{**row, "who": None} for row in rows_of([3])]
-    assert read(table_of(rows), columns).segments.agent_id.tolist() == [None]  # one agent, without a name
+    assert getattr(read(table_of(rows), columns).segments, name).tolist() == [None]  # there is one, without a name
 
 
 @pytest.mark.parametrize("gap", [float("nan"), None])  # pandas writes NaN as null
