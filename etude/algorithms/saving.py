@@ -52,8 +52,9 @@ _CONTAINERS = (tuple, type, collections.abc.Mapping, typing.Union, types.UnionTy
 
 
 def name_of(thing: Any) -> str:
-    """``module:qualname`` of a class or function."""
-    return f"{thing.__module__}:{thing.__qualname__}"
+    """``module:qualname`` of a class or function. Other processes have the script as ``__mp_main__``."""
+    module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__
+    return f"{module}:{thing.__qualname__}"
 
 
 # -- finding things by name ---------------------------------------------------------------------------------------

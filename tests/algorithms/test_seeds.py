@@ -163,6 +163,9 @@ def test_finished_seeds_of_a_script_with_its_own_env_and_connectors_are_resumed(
     command = [sys.executable, str(script), str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "[None] 32\n[None] 32\n", done.stderr
+    saved = (tmp_path / "runs" / "seed-3" / "checkpoint.json").read_text()
+    assert '"__main__:make"' in saved  # as if the script's own process had trained
+    assert "__mp_main__" not in saved
 
 
 def first_env():
