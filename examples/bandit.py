@@ -52,7 +52,13 @@ COLUMNS = {
 }
 
 iql = etude.IQL(
-    etude.IQLConfig(data=etude.Source("train.csv", COLUMNS), connectors=("normalize_obs",), beta=30.0, seed=1)
+    etude.IQLConfig(
+        data=etude.Source("train.csv", COLUMNS),
+        connectors=("normalize_obs",),
+        network=etude.NetworkConfig(hidden=(64, 64)),
+        beta=30.0,
+        seed=1,
+    )
 )
 iql.fit(etude.Stop(updates=1_500))
 

@@ -76,13 +76,15 @@ ppo = etude.PPO(
         modules_to_train=("learner",),
         num_envs=64,
         num_steps=8192,
+        minibatch_size=256,
+        lr=1e-3,
         entropy_weight=0.02,
         seed=1,
     )
 )
 played = [against_chance(ppo.policies["learner"])]
 print("before:", played[0])
-for result in ppo.iterate(etude.Stop(env_steps=320_000)):
+for result in ppo.iterate(etude.Stop(env_steps=160_000)):
     if result.iteration % 2 == 0:  # the oldest of the league makes room
         oldest = ppo.policies[PAST[result.iteration // 2 % len(PAST)]].module
         oldest.load_state_dict(ppo.policies["learner"].module.state_dict())

@@ -7,7 +7,7 @@ import pytest
 from formats import FORMATS
 from fuzz import run
 
-CASES = 40
+CASES = 20
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 import etude
-from etude.algorithms import OfflineConfig
+from etude.algorithms import OfflineConfig, OnPolicyConfig
 from etude.cli.main import main
 from etude.presets import find_preset
 
@@ -44,7 +44,8 @@ def test_each_trains(preset):
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed")
-    with closing(etude.ALGORITHMS[preset.algorithm](dataclasses.replace(config, seed=1))) as algo:
+    once = {"epochs": 1} if isinstance(config, OnPolicyConfig) else {}
+    with closing(etude.ALGORITHMS[preset.algorithm](dataclasses.replace(config, seed=1, **once))) as algo:
         assert algo.train().env_steps >= 1
 
 

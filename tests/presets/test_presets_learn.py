@@ -66,4 +66,4 @@ def test_qr_dqn_learns_acrobot_by_bootstrapping_from_a_target_that_moves(
 ) -> None:
     config = etude.preset("qr_dqn", "Acrobot-v1")
     config = dataclasses.replace(config, target=dataclasses.replace(config.target, interval=interval))
-    assert (steps_to(-200, kind, config, 16_000, seeds=3 if learns else 1) < 16_000) is learns
+    assert (steps_to(-200, kind, config, 16_000, seeds=1) < 16_000) is learns  # 10,000 to 12,000 with seeds 0 to 3
