@@ -145,15 +145,27 @@ def written_numbers(texts: Iterable[str]) -> str | None:
     Texts are numbers if most of them are written as numbers, and some of these have a fraction. Whole numbers alone may
     be names, such as codes of products, and so may tuples of them.
     """
-    kinds: dict[str, list[str]] = {kind: [] for kind in _WRITTEN}
-    for text in texts:
-        kinds[next(kind for kind, pattern in _WRITTEN.items() if pattern.fullmatch(text.strip()))].append(text)
+    kinds = _kinds_of(texts)
     num, fractions, names = sum(map(len, kinds.values())), kinds["fraction"], kinds["name"]
     if 2 * len(kinds["list"]) > num:
         return f"holds lists, such as {kinds['list'][0][:40]!r}"
     if not fractions or 2 * (len(fractions) + len(kinds["whole"])) <= num:
         return None
     return f"holds numbers, such as {fractions[0][:40]!r}" + (f", but also {names[0][:40]!r}" if names else "")
+
+
+def no_number(texts: Iterable[str]) -> str | None:
+    """Return a text that is not written as a number where most of the others are; None if there is none."""
+    kinds = _kinds_of(texts)
+    numbers = len(kinds["fraction"]) + len(kinds["whole"])
+    return kinds["name"][0] if 0 < len(kinds["name"]) < numbers else None
+
+
+def _kinds_of(texts: Iterable[str]) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {kind: [] for kind in _WRITTEN}
+    for text in texts:
+        kinds[next(kind for kind, pattern in _WRITTEN.items() if pattern.fullmatch(text.strip()))].append(text)
+    return kinds
 
 
 def named(space: Space, root: str, names: Mapping[str, Sequence[str]]) -> Space:

@@ -399,7 +399,7 @@ class TableColumns:
                 self.warn(f"{self._where}: column {what}")
 
     def _warn_of_many_names(self, root: str) -> None:
-        """Warn of text with a different value in many rows, because these are unlikely to be names."""
+        """Warn of text with a different value in many rows, or with many numbers: these are unlikely to be names."""
         rows = sum(group.num_rows for group in self._groups)
         for name, texts in col.subtree(self._texts, root).items():
             if len(texts) > _FEW and 4 * len(texts) > rows:
@@ -407,6 +407,12 @@ class TableColumns:
                     f"{self._where}: `{name}` is text with {len(texts):,} different values in "
                     f"{rows:,} rows, such as {min(texts)[:40]!r}. They are read as names, which have no order, and a "
                     "policy refuses others. If they hold numbers, convert them."
+                )
+            elif other := inferring.no_number(sorted(texts)):
+                self.warn(
+                    f"{self._where}: `{name}` is text: most of its {len(texts):,} different values are numbers, but "
+                    f"{other[:40]!r} is not. All are read as names, which have no order. If they should be numbers, "
+                    "correct it, or leave its rows out."
                 )
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:

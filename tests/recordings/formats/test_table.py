@@ -486,6 +486,18 @@ def test_text_that_is_different_in_many_rows_is_told_of(caplog: pytest.LogCaptur
     assert not caplog.text
 
 
+@pytest.mark.parametrize(("values", "other"), [(["7", "12", "err", "9"], "err"), (["0.5", "1", "-"], "-")])
+def test_text_among_numbers_is_told_of(values: list[str], other: str, caplog: pytest.LogCaptureFixture) -> None:
+    rows = {"o": values * 5, "a": [0] * 5 * len(values), "trip": np.arange(5).repeat(len(values))}
+    columns = {"obs": "o", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    report = validate(Source(pa.table(rows), columns=columns))
+    assert f"most of its {len(values)} different values are numbers, but {other!r} is not" in caplog.text
+    assert [problem.harmless for problem in report.problems] == [True]
+    caplog.clear()
+    read(pa.table(rows | {"o": ["a1", "b2", "3", "err"][: len(values)] * 5}), columns)
+    assert not caplog.text
+
+
 def test_lists_beside_numbers_are_parts_of_their_own() -> None:
     rows = {"speed": [0.1, 0.2], "lidar": [[1.0, 2.0], [3.0, 4.0]], "a": [0, 1], "trip": [0, 0]}
     columns = {"obs": ["speed", "lidar"], "action": "a", "episode_id": "trip", "terminated": "last-row"}
