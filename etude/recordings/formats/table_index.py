@@ -478,7 +478,7 @@ def times(array: pa.Array, place: RowPlace, name: str, order: str | None) -> pa.
     is_there, is_date = np.asarray(texts.is_valid()), np.asarray(parts.is_valid())
     row, first = int(is_there.argmax()), ""
     if not is_date[row]:
-        row = _not_iso(texts)
+        row = _not_like_others(texts)
     elif order is None:
         given = " or ".join(f"{col.T_INDEX}={name}:{one}" for one in DATE_ORDERS)
         raise DataError(
@@ -541,9 +541,9 @@ def _trimmed(array: pa.Array) -> pa.Array:
     return pc.utf8_trim_whitespace(array.cast(pa.string()))
 
 
-def _not_iso(texts: pa.Array) -> int:
-    """The index of the first text that is not an ISO time, if those before it are; else 0."""
-    for kind in _ISO:
+def _not_like_others(texts: pa.Array) -> int:
+    """The index of the first text that is not a number or an ISO time, if those before it are; else 0."""
+    for kind in (pa.float64(), *_ISO):
         for row, text in enumerate(texts):
             try:
                 text.cast(kind)

@@ -284,6 +284,8 @@ def test_indices_are_no_times() -> None:
 def test_text_that_is_no_time() -> None:
     with pytest.raises(DataError, match=r"text such as 'soon', neither the number of a step nor a time such as"):
         opened(table(t=["soon"] * 6))
+    with pytest.raises(DataError, match=r"row 4: .* text such as 'soon', neither"):
+        opened(table(t=["0", "1", "2", "0", "soon", "2"]))
 
 
 @pytest.mark.parametrize(
