@@ -131,8 +131,10 @@ def save_page(
                 notes.append(
                     f"{view.recording.path}: the page has {len(ids)} of {listed['found']:,} episodes step by step."
                 )
+    to = located(path)
     try:
-        write_atomically(located(path), _page(answers).encode())
+        to.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(to, _page(answers).encode())
     except OSError as error:
         raise DataError(f"{path}: can't be written: {error}.") from error
     return notes

@@ -112,10 +112,16 @@ def test_a_saved_page_holds_what_was_asked_for_and_says_what_it_lacks(views, tmp
 
 
 def test_a_page_that_cant_be_written_is_an_error(views, tmp_path):
-    for path in (tmp_path, tmp_path / "missing" / "page.html"):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "page.html"):
         with pytest.raises(DataError, match=f"{path}: can't be written"):
             save_page(views, path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_folder_of_a_saved_page_is_made(views, tmp_path):
+    save_page(views, tmp_path / "new" / "page.html", max_episodes=1)
+    assert (tmp_path / "new" / "page.html").stat().st_size > 1000
 
 
 def test_a_saved_page_stays_below_its_size(views, tmp_path, monkeypatch):
