@@ -88,7 +88,8 @@ figure = Figure((6, 3), layout="constrained")
 axes = figure.subplots()
 for algorithm in (CuriousPPO, etude.PPO):
     modules = {"agent": None, "curiosity": Curiosity}  # one acts, both learn
-    config = etude.PPOConfig(env=Corridor, modules=modules, module_of=lambda *_: "agent", num_steps=2048, seed=1)
+    how = {"num_steps": 2048, "minibatch_size": 256, "lr": 1e-3, "entropy_weight": 0.05, "seed": 1}
+    config = etude.PPOConfig(env=Corridor, modules=modules, module_of=lambda *_: "agent", **how)
     results = list(algorithm(config).iterate(etude.Stop(return_mean=0.9, env_steps=40_000)))
     result = results[-1]
     print(f"{algorithm.__name__}: return {result.return_mean:.2f} after {result.env_steps:,} steps")

@@ -46,9 +46,10 @@ def heap_of(sticks: int) -> NDArray[np.float32]:
     return np.eye(MOST + 1, dtype=np.float32)[sticks]
 
 
-ppo = etude.PPO(etude.PPOConfig(env=Nim, num_envs=32, num_steps=2048, entropy_weight=0.02, seed=1))
+how = {"num_envs": 32, "num_steps": 2048, "minibatch_size": 256, "lr": 1e-3, "entropy_weight": 0.02}
+ppo = etude.PPO(etude.PPOConfig(env=Nim, seed=1, **how))
 result = ppo.fit(etude.Stop(env_steps=80_000))  # no modules named: both players share one
-heaps = np.array([sticks for sticks in range(1, MOST) if sticks % 4])
+heaps = np.array([sticks for sticks in range(3, MOST) if sticks % 4])  # of fewer, several moves take the last
 with torch.no_grad():
     logits = ppo.module(torch.stack([torch.from_numpy(heap_of(sticks)) for sticks in heaps])).dist_inputs
 right = logits.argmax(dim=1).numpy() + 1 == heaps % 4

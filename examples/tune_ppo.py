@@ -17,7 +17,7 @@ found = etude.ray.tune(
     config,
     {"lr": tune.loguniform(1e-4, 1e-2), "network.hidden": [[32], [64, 64]]},
     num_samples=2,  # of the learning rate, for each of the networks
-    stop=etude.Stop(return_mean=300, env_steps=30_000),
+    stop=etude.Stop(return_mean=200, env_steps=16_000),
     out=Path(tempfile.mkdtemp()) / "cartpole",
     verbose=0,
 )
